@@ -1,0 +1,1 @@
+//! The guest side of the KVM hint broker.

@@ -1,0 +1,1 @@
+//! The lab: real guests for tests and the demonstration.
