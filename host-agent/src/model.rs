@@ -179,6 +179,8 @@ pub enum Reason {
     Pinned,
     /// Fixed by the configuration.
     Policy,
+    /// Folded, it got less than its share, so it is left unfolded for some time.
+    Starved,
 }
 
 impl fmt::Display for Reason {
@@ -196,6 +198,7 @@ impl fmt::Display for Reason {
             Self::Unmeasured => "unmeasured",
             Self::Pinned => "pinned",
             Self::Policy => "policy",
+            Self::Starved => "starved",
         })
     }
 }
@@ -205,7 +208,7 @@ impl fmt::Display for Reason {
 pub struct Classes {
     /// With a pCPU's worth of time each.
     pub full: u32,
-    /// With part of a pCPU's time; at most one.
+    /// With part of a pCPU's time; at most one where usable follows the VM's share.
     pub partial: u32,
     /// To be avoided.
     pub avoided: u32,

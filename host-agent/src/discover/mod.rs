@@ -1,0 +1,210 @@
+//! Discover: which VMs run here, who they are, and which of their threads are vCPUs.
+//!
+//! A VM is a process with a KVM VM file, or, where the configuration counts those too, a VMM without KVM. This stage reads
+//! `/proc` and KVM's debugfs; it measures nothing.
+
+pub mod process;
+mod vcpus;
+mod vhost_vsock;
+pub mod vmm;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+use hint_proto::CpuSet;
+
+use self::process::Process;
+use crate::model::{Accelerator, Vcpus, Vm, VmId};
+use crate::root::{ReadError, Root};
+
+/// A process is looked at in each of its first scans, since it may open its VM a while after its start, and then once in so
+/// many scans.
+const YOUNG_SCANS: u32 = 10;
+const OLD_EVERY: u32 = 30;
+
+/// What a scan found.
+#[derive(Debug, Clone, Default)]
+pub struct Scan {
+    /// The VMs, by identity.
+    pub vms: Vec<Found>,
+    /// What could not be read, with what it means and how to mend it.
+    pub degraded: Vec<String>,
+}
+
+/// A VM and where it may run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Found {
+    /// The VM.
+    pub vm: Vm,
+    /// CPUs that all of its vCPU threads may run on; `None` when not known, or when its vCPUs may run on different ones.
+    pub allowed: Option<CpuSet>,
+    /// CPUs that any of its vCPU threads may run on; empty when not known.
+    pub reach: CpuSet,
+}
+
+/// Finds VMs, again and again; keeps what it knows of processes so that a scan of a host with many is cheap.
+#[derive(Debug)]
+pub struct Discovery {
+    root: Root,
+    count_tcg: bool,
+    seen: BTreeMap<VmId, Seen>,
+}
+
+#[derive(Debug)]
+struct Seen {
+    scans: u32,
+    is_vm: bool,
+    kvm_fds: Vec<u32>,
+    hybrid_socket: Option<PathBuf>,
+}
+
+impl Discovery {
+    /// Reads below `root`; counts QEMU guests without KVM when `count_tcg`.
+    #[must_use]
+    pub fn new(root: Root, count_tcg: bool) -> Self {
+        Self {
+            root,
+            count_tcg,
+            seen: BTreeMap::new(),
+        }
+    }
+
+    /// Looks for VMs now. A process that can't be read or ends meanwhile takes no other with it.
+    pub fn scan(&mut self) -> Scan {
+        let mut scan = Scan::default();
+        let pids = match process::pids(&self.root) {
+            Ok(pids) => pids,
+            Err(error) => {
+                scan.degraded.push(format!("{error}: no VM can be found"));
+                return scan;
+            }
+        };
+        let mut alive = BTreeSet::new();
+        let mut denied = 0u32;
+        let mut back_ends = None;
+        for pid in pids {
+            let Ok(Some(start_ticks)) = process::start_ticks(&self.root, pid) else {
+                continue;
+            };
+            let id = VmId { pid, start_ticks };
+            alive.insert(id);
+            match self.examine(id, &mut back_ends) {
+                Ok(Some(found)) => scan.vms.push(found),
+                Ok(None) => {}
+                Err(error) if error.is_denied() => denied += 1,
+                Err(error) => scan
+                    .degraded
+                    .push(format!("{error}: its VM, if it has one, is left out")),
+            }
+        }
+        self.seen.retain(|id, _| alive.contains(id));
+        if denied > 0 {
+            scan.degraded.push(format!(
+                "{denied} processes may not be looked into: VMs among them are not seen; run the broker as root, without hidepid or ProtectProc"
+            ));
+        }
+        if self.seen.values().any(|seen| !seen.kvm_fds.is_empty()) {
+            scan.degraded.extend(vcpus::debugfs_problem(&self.root));
+        }
+        scan
+    }
+
+    fn examine(
+        &mut self,
+        id: VmId,
+        back_ends: &mut Option<Vec<Process>>,
+    ) -> Result<Option<Found>, ReadError> {
+        let seen = self.seen.entry(id).or_insert(Seen {
+            scans: 0,
+            is_vm: false,
+            kvm_fds: Vec::new(),
+            hybrid_socket: None,
+        });
+        seen.scans = seen.scans.saturating_add(1);
+        let due = seen.is_vm || seen.scans <= YOUNG_SCANS || seen.scans % OLD_EVERY == 0;
+        if !due {
+            return Ok(None);
+        }
+        let Some(process) =
+            process::read(&self.root, id.pid)?.filter(|process| !process.arguments.is_empty())
+        else {
+            return Ok(None);
+        };
+        if seen.kvm_fds.is_empty() {
+            seen.kvm_fds = process::kvm_vm_fds(&self.root, id.pid)?;
+        }
+        let vmm = vmm::of(&process);
+        let accelerator = match vmm {
+            _ if !seen.kvm_fds.is_empty() => Accelerator::Kvm,
+            Some(vmm) if self.count_tcg && vmm.may_run_without_kvm() => Accelerator::Tcg,
+            _ => return Ok(None),
+        };
+        seen.is_vm = true;
+        let vcpus = match seen.kvm_fds.as_slice() {
+            [] => vcpus::find(&self.root, id.pid, None, vmm)?,
+            [fd] => vcpus::find(&self.root, id.pid, Some(*fd), vmm)?,
+            several => {
+                let why = format!(
+                    "one process holds {} KVM VMs; the broker needs one process a VM",
+                    several.len()
+                );
+                Vcpus::Unclassified(why)
+            }
+        };
+        let mut identity = vmm.map(|vmm| vmm.identify(&process)).unwrap_or_default();
+        if identity.hybrid_socket.is_none() && !identity.vhost_user_sockets.is_empty() {
+            if seen.hybrid_socket.is_none() {
+                let back_ends = back_ends.get_or_insert_with(|| vhost_vsock_processes(&self.root));
+                seen.hybrid_socket = find_hybrid_socket(back_ends, &identity.vhost_user_sockets);
+            }
+            identity.hybrid_socket.clone_from(&seen.hybrid_socket);
+        }
+        let (allowed, reach) = self.allowed(id.pid, &vcpus)?;
+        let vm = Vm {
+            id,
+            name: identity.name,
+            uuid: identity.uuid,
+            accelerator,
+            vcpus,
+            cid: identity.cid,
+            hybrid_socket: identity.hybrid_socket,
+        };
+        Ok(Some(Found { vm, allowed, reach }))
+    }
+
+    fn allowed(&self, pid: u32, vcpus: &Vcpus) -> Result<(Option<CpuSet>, CpuSet), ReadError> {
+        let Vcpus::Known(threads) = vcpus else {
+            return Ok((None, CpuSet::new()));
+        };
+        let mut sets = Vec::new();
+        for tid in threads.values() {
+            sets.extend(process::allowed_cpus(&self.root, pid, *tid)?);
+        }
+        let reach = sets
+            .iter()
+            .fold(CpuSet::new(), |reach, set| reach.union(set));
+        let same = sets
+            .first()
+            .filter(|first| sets.iter().all(|set| set == *first))
+            .cloned();
+        Ok((same, reach))
+    }
+}
+
+fn vhost_vsock_processes(root: &Root) -> Vec<Process> {
+    let pids = process::pids(root).unwrap_or_default();
+    let processes = pids
+        .into_iter()
+        .filter_map(|pid| process::read(root, pid).ok().flatten());
+    processes
+        .filter(|process| process.program() == "vhost-device-vsock")
+        .collect()
+}
+
+fn find_hybrid_socket(back_ends: &[Process], sockets: &[PathBuf]) -> Option<PathBuf> {
+    sockets.iter().find_map(|socket| {
+        back_ends
+            .iter()
+            .find_map(|process| vhost_vsock::hybrid_socket(process, socket))
+    })
+}

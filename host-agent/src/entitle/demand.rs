@@ -1,0 +1,243 @@
+//! How much a VM wants, from what it was measured to do. Pure: state and time are handed in.
+//!
+//! A VM that runs on all its vCPUs shows its demand: what ran plus what waited. A folded one can't show demand above the
+//! vCPUs it uses; when it fills those, it is *saturated* and taken to want all its vCPUs.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::model::Cpus;
+
+/// Demand is a mean over so long.
+const WINDOW: Duration = Duration::from_millis(500);
+/// For slower judgements (is it a sleeper, does it starve?) figures are kept for so long.
+const LONG_WINDOW: Duration = Duration::from_secs(1);
+/// A VM without figures for so long is not measured any more.
+const STALE: Duration = Duration::from_secs(1);
+/// Saturation begins and ends at these parts of the vCPUs in use.
+const SATURATED_FROM: f64 = 0.90;
+const SATURATED_UNTIL: f64 = 0.75;
+/// After a change of the vCPUs in use, the window still tells of the time before.
+const SETTLE: Duration = Duration::from_millis(600);
+/// A VM that isn't folded may want this much more in the next moment than it showed in the last.
+const HEADROOM: f64 = 0.10;
+
+#[derive(Debug, Clone, Copy)]
+struct Figure {
+    at: Duration,
+    interval: Duration,
+    run: Cpus,
+    run_delay: Cpus,
+}
+
+/// Measured use of one VM over the last second, and what follows from it.
+#[derive(Debug, Default)]
+pub struct Demand {
+    figures: VecDeque<Figure>,
+    saturated: bool,
+    in_use: u32,
+    settled_at: Duration,
+}
+
+impl Demand {
+    /// Takes the figures of one tick; `in_use` is the number of vCPUs that the guest really uses.
+    pub fn push(
+        &mut self,
+        at: Duration,
+        interval: Duration,
+        run: Cpus,
+        run_delay: Cpus,
+        in_use: u32,
+    ) {
+        self.figures.push_back(Figure {
+            at,
+            interval,
+            run,
+            run_delay,
+        });
+        self.figures
+            .retain(|figure| at.saturating_sub(figure.at) < LONG_WINDOW);
+        if in_use != self.in_use {
+            self.in_use = in_use;
+            self.settled_at = at + SETTLE;
+        }
+        if at < self.settled_at && self.saturated {
+            return;
+        }
+        let wanted = self.measured().0;
+        let filled = |part: f64| wanted >= part * f64::from(in_use);
+        self.saturated = filled(if self.saturated {
+            SATURATED_UNTIL
+        } else {
+            SATURATED_FROM
+        });
+    }
+
+    /// Are the figures recent enough to decide by?
+    #[must_use]
+    pub fn is_fresh(&self, now: Duration) -> bool {
+        self.figures
+            .back()
+            .is_some_and(|last| now.saturating_sub(last.at) < STALE)
+    }
+
+    /// Does it fill the vCPUs it uses?
+    #[must_use]
+    pub fn is_saturated(&self) -> bool {
+        self.saturated
+    }
+
+    /// Run plus run delay: the mean of the last half second, or that of the last two ticks once those fall below half of it.
+    #[must_use]
+    pub fn measured(&self) -> Cpus {
+        let wanted = |figure: &Figure| figure.run + figure.run_delay;
+        let mean = self.mean(WINDOW, wanted);
+        let mut latest = self.figures.iter().rev().take(2);
+        let sum: Cpus = latest.by_ref().map(wanted).sum();
+        let now = Cpus(sum.0 / self.figures.len().clamp(1, 2) as f64);
+        if now.0 < 0.5 * mean.0 { now } else { mean }
+    }
+
+    /// What the VM is taken to want, for dividing the pool: at most `vcpus`.
+    #[must_use]
+    pub fn estimate(&self, vcpus: u32) -> Cpus {
+        let all = Cpus::from(vcpus);
+        if self.in_use < vcpus && self.saturated {
+            return all;
+        }
+        Cpus((self.measured().0 * (1.0 + HEADROOM)).min(all.0))
+    }
+
+    /// Mean of what ran over the last half second.
+    #[must_use]
+    pub fn run(&self) -> Cpus {
+        self.mean(WINDOW, |figure| figure.run)
+    }
+
+    /// Mean of what waited over the last half second.
+    #[must_use]
+    pub fn run_delay(&self) -> Cpus {
+        self.mean(WINDOW, |figure| figure.run_delay)
+    }
+
+    /// Mean of what ran over the last second.
+    #[must_use]
+    pub fn long_run(&self) -> Cpus {
+        self.mean(LONG_WINDOW, |figure| figure.run)
+    }
+
+    fn mean(&self, window: Duration, value: impl Fn(&Figure) -> Cpus) -> Cpus {
+        let Some(last) = self.figures.back() else {
+            return Cpus::ZERO;
+        };
+        let recent = self
+            .figures
+            .iter()
+            .filter(|figure| last.at - figure.at < window);
+        let (mut sum, mut time) = (0.0, 0.0);
+        for figure in recent {
+            sum += value(figure).0 * figure.interval.as_secs_f64();
+            time += figure.interval.as_secs_f64();
+        }
+        if time > 0.0 {
+            Cpus(sum / time)
+        } else {
+            Cpus::ZERO
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TICK: Duration = Duration::from_millis(100);
+
+    /// Pushes `ticks` equal figures after what `demand` has seen.
+    fn feed(demand: &mut Demand, ticks: u32, run: f64, run_delay: f64, in_use: u32) {
+        for _ in 0..ticks {
+            let at = demand.figures.back().map_or(TICK, |last| last.at + TICK);
+            demand.push(at, TICK, Cpus(run), Cpus(run_delay), in_use);
+        }
+    }
+
+    #[test]
+    fn an_unfolded_vm_shows_its_demand_and_gets_headroom() {
+        let mut demand = Demand::default();
+        feed(&mut demand, 10, 1.0, 1.0, 4);
+        assert!((demand.measured().0 - 2.0).abs() < 1e-9);
+        assert!((demand.estimate(4).0 - 2.2).abs() < 1e-9);
+        assert!(!demand.is_saturated());
+        feed(&mut demand, 10, 1.0, 3.0, 4);
+        assert_eq!(demand.estimate(4), Cpus(4.0), "never above its vCPUs");
+    }
+
+    #[test]
+    fn a_folded_vm_that_fills_its_vcpus_wants_all() {
+        let mut demand = Demand::default();
+        feed(&mut demand, 10, 0.9, 0.05, 1);
+        assert!(demand.is_saturated());
+        assert_eq!(demand.estimate(8), Cpus(8.0));
+        feed(&mut demand, 10, 0.8, 0.0, 1);
+        assert!(
+            demand.is_saturated(),
+            "saturation ends at 0.75, not at 0.90"
+        );
+        feed(&mut demand, 10, 0.7, 0.0, 1);
+        assert!(!demand.is_saturated());
+        assert!((demand.estimate(8).0 - 0.77).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_fall_to_less_than_half_counts_after_two_ticks() {
+        let mut demand = Demand::default();
+        feed(&mut demand, 10, 2.0, 2.0, 4);
+        feed(&mut demand, 1, 0.1, 0.0, 4);
+        assert!(demand.measured().0 > 2.0);
+        feed(&mut demand, 1, 0.1, 0.0, 4);
+        assert!((demand.measured().0 - 0.1).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_vm_that_was_just_given_more_vcpus_stays_saturated_while_it_fills_them() {
+        let mut demand = Demand::default();
+        feed(&mut demand, 10, 1.0, 0.0, 1);
+        feed(&mut demand, 1, 1.0, 0.0, 2);
+        assert!(demand.is_saturated());
+        feed(&mut demand, 10, 2.0, 0.0, 2);
+        assert!(demand.is_saturated());
+        feed(&mut demand, 1, 2.0, 0.0, 4);
+        feed(&mut demand, 10, 2.0, 0.0, 4);
+        assert!(!demand.is_saturated(), "it was given four and fills two");
+    }
+
+    #[test]
+    fn figures_grow_stale() {
+        let mut demand = Demand::default();
+        assert!(!demand.is_fresh(Duration::ZERO));
+        feed(&mut demand, 1, 1.0, 0.0, 1);
+        assert!(demand.is_fresh(TICK + Duration::from_millis(900)));
+        assert!(!demand.is_fresh(TICK + Duration::from_millis(1000)));
+        assert_eq!(Demand::default().measured(), Cpus::ZERO);
+    }
+
+    #[test]
+    fn means_weigh_by_time() {
+        let mut demand = Demand::default();
+        demand.push(
+            Duration::from_millis(300),
+            Duration::from_millis(300),
+            Cpus(1.0),
+            Cpus::ZERO,
+            4,
+        );
+        demand.push(
+            Duration::from_millis(400),
+            Duration::from_millis(100),
+            Cpus(3.0),
+            Cpus::ZERO,
+            4,
+        );
+        assert!((demand.run().0 - 1.5).abs() < 1e-9);
+    }
+}

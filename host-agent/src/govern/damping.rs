@@ -1,0 +1,201 @@
+//! When a change may be made. Pure: time is handed in.
+//!
+//! Raising is quick, since it harms nobody for long; folding waits for its turn and has a budget; over budget the larger
+//! value stays.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::model::Cpus;
+
+/// Least time between a change and the next fold, and time that a raise must be wanted where nothing shows that it is needed.
+const DWELL: Duration = Duration::from_secs(1);
+/// Folds of one VM in any minute.
+const FOLDS_A_MINUTE: usize = 4;
+const MINUTE: Duration = Duration::from_secs(60);
+/// A target that moved by less than this moves nothing.
+const DEAD_BAND: f64 = 0.1;
+
+/// The usable count of one VM over time.
+#[derive(Debug, Default)]
+pub(super) struct Damper {
+    usable: Option<u32>,
+    last_change: Option<Duration>,
+    raise_wanted_since: Option<Duration>,
+    recent_folds: VecDeque<Duration>,
+    anchor: Option<Anchor>,
+    folds: u64,
+    unfolds: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Anchor {
+    target: Cpus,
+    rounding: f64,
+    rounded: u32,
+}
+
+/// What became of a wanted count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Move {
+    /// It is as it was.
+    Stays(u32),
+    /// Fewer from now on.
+    Folded(u32),
+    /// More from now on.
+    Unfolded(u32),
+    /// A change was wanted and has to wait.
+    PutOff(u32),
+}
+
+impl Move {
+    pub(super) fn usable(self) -> u32 {
+        match self {
+            Self::Stays(usable)
+            | Self::Folded(usable)
+            | Self::Unfolded(usable)
+            | Self::PutOff(usable) => usable,
+        }
+    }
+}
+
+impl Damper {
+    /// `rounded`, or what an earlier target within the dead band was rounded to.
+    pub(super) fn steady(&mut self, target: Cpus, rounding: f64, rounded: u32) -> u32 {
+        match self.anchor {
+            #[allow(clippy::float_cmp)] // one of two constants
+            Some(anchor)
+                if anchor.rounding == rounding
+                    && (anchor.target.0 - target.0).abs() < DEAD_BAND =>
+            {
+                anchor.rounded
+            }
+            _ => {
+                self.anchor = Some(Anchor {
+                    target,
+                    rounding,
+                    rounded,
+                });
+                rounded
+            }
+        }
+    }
+
+    /// Moves to `wanted` where that may be now. `at_once` lets a raise pass without waiting.
+    pub(super) fn settle(&mut self, now: Duration, vcpus: u32, wanted: u32, at_once: bool) -> Move {
+        let current = self.usable.unwrap_or(vcpus).min(vcpus);
+        self.recent_folds
+            .retain(|then| now.saturating_sub(*then) < MINUTE);
+        if wanted <= current {
+            self.raise_wanted_since = None;
+        }
+        if wanted == current {
+            self.usable = Some(current);
+            return Move::Stays(current);
+        }
+        if wanted > current {
+            let since = *self.raise_wanted_since.get_or_insert(now);
+            if !at_once && now - since < DWELL {
+                return Move::PutOff(current);
+            }
+            self.raise_wanted_since = None;
+            self.unfolds += 1;
+            self.change(now, wanted);
+            return Move::Unfolded(wanted);
+        }
+        let dwells = self
+            .last_change
+            .is_some_and(|then| now.saturating_sub(then) < DWELL);
+        if dwells || self.recent_folds.len() >= FOLDS_A_MINUTE {
+            self.usable = Some(current);
+            return Move::PutOff(current);
+        }
+        self.recent_folds.push_back(now);
+        self.folds += 1;
+        self.change(now, wanted);
+        Move::Folded(wanted)
+    }
+
+    pub(super) fn folds(&self) -> u64 {
+        self.folds
+    }
+
+    pub(super) fn unfolds(&self) -> u64 {
+        self.unfolds
+    }
+
+    fn change(&mut self, now: Duration, usable: u32) {
+        self.usable = Some(usable);
+        self.last_change = Some(now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn s(seconds: f64) -> Duration {
+        Duration::from_secs_f64(seconds)
+    }
+
+    #[test]
+    fn it_folds_at_once_and_then_dwells() {
+        let mut damper = Damper::default();
+        assert_eq!(damper.settle(s(10.0), 8, 2, false), Move::Folded(2));
+        assert_eq!(damper.settle(s(10.5), 8, 1, false), Move::PutOff(2));
+        assert_eq!(damper.settle(s(11.0), 8, 1, false), Move::Folded(1));
+        assert_eq!(damper.settle(s(11.1), 8, 1, false), Move::Stays(1));
+    }
+
+    #[test]
+    fn a_needed_raise_comes_at_once_and_another_after_a_second() {
+        let mut damper = Damper::default();
+        damper.settle(s(0.0), 8, 1, false);
+        assert_eq!(damper.settle(s(0.1), 8, 3, true), Move::Unfolded(3));
+        assert_eq!(damper.settle(s(0.2), 8, 5, false), Move::PutOff(3));
+        assert_eq!(damper.settle(s(0.9), 8, 4, false), Move::PutOff(3));
+        assert_eq!(damper.settle(s(1.2), 8, 4, false), Move::Unfolded(4));
+        damper.settle(s(1.3), 8, 6, false);
+        damper.settle(s(1.4), 8, 4, false);
+        assert_eq!(
+            damper.settle(s(2.5), 8, 6, false),
+            Move::PutOff(4),
+            "the wish was broken off in between"
+        );
+    }
+
+    #[test]
+    fn five_folds_in_a_minute_are_one_too_many() {
+        let mut damper = Damper::default();
+        for round in 0..4 {
+            let now = f64::from(round) * 10.0;
+            assert_eq!(damper.settle(s(now), 4, 1, false), Move::Folded(1));
+            assert_eq!(damper.settle(s(now + 5.0), 4, 4, true), Move::Unfolded(4));
+        }
+        assert_eq!(damper.settle(s(50.0), 4, 1, false), Move::PutOff(4));
+        assert_eq!(damper.settle(s(59.0), 4, 1, false), Move::PutOff(4));
+        assert_eq!(damper.settle(s(60.5), 4, 1, false), Move::Folded(1));
+        assert_eq!((damper.folds(), damper.unfolds()), (5, 4));
+    }
+
+    #[test]
+    fn a_target_that_trembles_moves_nothing() {
+        let mut damper = Damper::default();
+        assert_eq!(damper.steady(Cpus(1.12), 0.15, 1), 1);
+        assert_eq!(damper.steady(Cpus(1.18), 0.15, 2), 1);
+        assert_eq!(damper.steady(Cpus(1.30), 0.15, 2), 2);
+        assert_eq!(damper.steady(Cpus(1.25), 0.02, 2), 2);
+        assert_eq!(
+            damper.steady(Cpus(1.14), 0.15, 1),
+            1,
+            "another rounding is another question"
+        );
+    }
+
+    #[test]
+    fn a_vm_that_lost_vcpus_uses_no_more_than_it_has() {
+        let mut damper = Damper::default();
+        damper.settle(s(0.0), 8, 6, false);
+        assert_eq!(damper.settle(s(1.0), 4, 4, false), Move::Stays(4));
+    }
+}

@@ -1,0 +1,338 @@
+//! Rates from two samples. Pure: the samples carry their times.
+//!
+//! The kernel credits run delay only when a thread gets its pCPU, in one step. A thread that was seen waiting is therefore
+//! counted at once, and what was counted ahead is taken off the step when it comes.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use hint_proto::CpuSet;
+
+use super::{Sample, ThreadTimes, VmTimes};
+use crate::model::{Cpus, VmId};
+
+/// Two samples further apart than this say nothing of now: the host slept, or the broker was stopped.
+const LONGEST_INTERVAL: Duration = Duration::from_secs(5);
+
+/// What happened between two samples.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Tick {
+    /// Time of the later sample, on the broker's monotonic clock.
+    pub at: Duration,
+    /// Time between the samples; zero when there is only one.
+    pub interval: Duration,
+    /// The pool's pCPUs; `None` when their times are not known.
+    pub pool: Option<PoolRates>,
+    /// Each VM; `None` when one of its vCPU threads is not known.
+    pub vms: BTreeMap<VmId, Option<VmRates>>,
+    /// Counters that fell, and were left out.
+    pub rejected: u64,
+}
+
+/// How the pCPUs of a pool spent their time.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct PoolRates {
+    /// pCPUs with known times.
+    pub cpus: Cpus,
+    /// Idle.
+    pub idle: Cpus,
+    /// In interrupts.
+    pub irq: Cpus,
+    /// Taken by a hypervisor below this host.
+    pub steal: Cpus,
+}
+
+/// How the vCPUs of a VM spent their time.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct VmRates {
+    /// On pCPUs.
+    pub run: Cpus,
+    /// Waiting for pCPUs.
+    pub run_delay: Cpus,
+    /// Time on pCPUs as the kernel's counters tell it.
+    pub run_time: Duration,
+    /// Time waiting as the kernel's counters tell it.
+    pub run_delay_time: Duration,
+}
+
+/// Makes [`Tick`]s; holds the last sample.
+#[derive(Debug, Default)]
+pub struct Rates {
+    last: Option<Sample>,
+    counted_ahead: BTreeMap<(VmId, u32), Duration>,
+}
+
+impl Rates {
+    /// Takes the next sample. `pool` says which pCPUs count.
+    pub fn update(&mut self, sample: Sample, pool: &CpuSet) -> Tick {
+        let mut tick = Tick {
+            at: sample.at,
+            ..Tick::default()
+        };
+        let last = self.last.take().filter(|last| {
+            sample
+                .at
+                .checked_sub(last.at)
+                .is_some_and(|interval| !interval.is_zero() && interval <= LONGEST_INTERVAL)
+        });
+        if let Some(last) = &last {
+            tick.interval = sample.at - last.at;
+            tick.pool = pool_rates(last, &sample, pool, tick.interval, &mut tick.rejected);
+        }
+        let mut ahead = BTreeMap::new();
+        for (id, times) in &sample.vms {
+            let before = last.as_ref().and_then(|last| last.vms.get(id));
+            let rates = before.and_then(|before| {
+                self.vm_rates(*id, before, times, &mut ahead, &mut tick.rejected)
+            });
+            tick.vms.insert(*id, rates);
+        }
+        self.counted_ahead = ahead;
+        self.last = Some(sample);
+        tick
+    }
+
+    fn vm_rates(
+        &self,
+        id: VmId,
+        before: &VmTimes,
+        times: &VmTimes,
+        ahead: &mut BTreeMap<(VmId, u32), Duration>,
+        rejected: &mut u64,
+    ) -> Option<VmRates> {
+        let interval = times
+            .at
+            .checked_sub(before.at)
+            .filter(|interval| !interval.is_zero())?;
+        let mut rates = VmRates::default();
+        let mut wanted = Duration::ZERO;
+        for (tid, now) in &times.threads {
+            let (old, now) = (before.threads.get(tid).copied().flatten()?, (*now)?);
+            let Some((run, run_delay)) = grown(old, now) else {
+                *rejected += 1;
+                return None;
+            };
+            rates.run_time += run;
+            rates.run_delay_time += run_delay;
+            let run = run.min(interval);
+            let counted = self
+                .counted_ahead
+                .get(&(id, *tid))
+                .copied()
+                .unwrap_or_default();
+            let waited = if now.waiting {
+                ahead.insert((id, *tid), counted + interval);
+                interval
+            } else {
+                run_delay.saturating_sub(counted).min(interval - run)
+            };
+            wanted += waited;
+            rates.run = rates.run + Cpus::from_time(run, interval)?;
+        }
+        rates.run_delay = Cpus::from_time(wanted, interval)?;
+        Some(rates)
+    }
+}
+
+fn grown(old: ThreadTimes, now: ThreadTimes) -> Option<(Duration, Duration)> {
+    Some((
+        now.run.checked_sub(old.run)?,
+        now.run_delay.checked_sub(old.run_delay)?,
+    ))
+}
+
+fn pool_rates(
+    last: &Sample,
+    now: &Sample,
+    pool: &CpuSet,
+    interval: Duration,
+    rejected: &mut u64,
+) -> Option<PoolRates> {
+    let (last, now) = (last.pcpus.as_ref()?, now.pcpus.as_ref()?);
+    let mut rates = PoolRates::default();
+    let share = |time: Duration| Cpus::from_time(time.min(interval), interval);
+    for cpu in pool.iter() {
+        // A pCPU that came online or went offline in between gets a new baseline.
+        let (Some(old), Some(new)) = (last.get(&cpu), now.get(&cpu)) else {
+            continue;
+        };
+        let fell = new.idle < old.idle || new.irq < old.irq || new.steal < old.steal;
+        *rejected += u64::from(fell);
+        rates.cpus = rates.cpus + Cpus(1.0);
+        // The kernel lets idle times fall by a few hundredths now and then; such a step is no time at all.
+        rates.idle = rates.idle + share(new.idle.saturating_sub(old.idle))?;
+        rates.irq = rates.irq + share(new.irq.saturating_sub(old.irq))?;
+        rates.steal = rates.steal + share(new.steal.saturating_sub(old.steal))?;
+    }
+    (rates.cpus > Cpus::ZERO).then_some(rates)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe::CpuTimes;
+
+    const ID: VmId = VmId {
+        pid: 10,
+        start_ticks: 1,
+    };
+
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    fn sample(at: u64, threads: &[(u32, Option<(u64, u64, bool)>)]) -> Sample {
+        let threads = threads.iter().map(|(tid, times)| {
+            let times = times.map(|(run, delay, waiting)| ThreadTimes {
+                run: ms(run),
+                run_delay: ms(delay),
+                waiting,
+            });
+            (*tid, times)
+        });
+        let times = VmTimes {
+            at: ms(at),
+            threads: threads.collect(),
+        };
+        Sample {
+            at: ms(at),
+            vms: BTreeMap::from([(ID, times)]),
+            ..Sample::default()
+        }
+    }
+
+    fn rates(tick: &Tick) -> (f64, f64) {
+        let rates = tick.vms[&ID].unwrap();
+        (rates.run.0, rates.run_delay.0)
+    }
+
+    fn close(found: (f64, f64), wanted: (f64, f64)) {
+        let near = |a: f64, b: f64| (a - b).abs() < 1e-9;
+        assert!(
+            near(found.0, wanted.0) && near(found.1, wanted.1),
+            "{found:?}, not {wanted:?}"
+        );
+    }
+
+    #[test]
+    fn run_and_run_delay_add_up_over_the_threads() {
+        let mut rates_of = Rates::default();
+        let pool = CpuSet::new();
+        let first = rates_of.update(
+            sample(
+                1000,
+                &[(1, Some((0, 0, false))), (2, Some((50, 10, false)))],
+            ),
+            &pool,
+        );
+        assert_eq!(first.vms[&ID], None, "one sample is no rate");
+        let tick = rates_of.update(
+            sample(
+                1100,
+                &[(1, Some((100, 0, false))), (2, Some((75, 60, false)))],
+            ),
+            &pool,
+        );
+        close(rates(&tick), (1.25, 0.5));
+        assert_eq!(tick.interval, ms(100));
+    }
+
+    #[test]
+    fn a_starved_thread_counts_while_it_waits_and_not_again_when_credited() {
+        let mut rates_of = Rates::default();
+        let pool = CpuSet::new();
+        rates_of.update(sample(0, &[(1, Some((0, 0, false)))]), &pool);
+        let tick = rates_of.update(sample(100, &[(1, Some((0, 0, true)))]), &pool);
+        close(rates(&tick), (0.0, 1.0));
+        let tick = rates_of.update(sample(200, &[(1, Some((0, 0, true)))]), &pool);
+        close(rates(&tick), (0.0, 1.0));
+        // It ran for the last 60 of these 100 ms; the kernel credits all 240 ms of waiting now.
+        let tick = rates_of.update(sample(300, &[(1, Some((60, 240, false)))]), &pool);
+        close(rates(&tick), (0.6, 0.4));
+        assert_eq!(tick.vms[&ID].unwrap().run_delay_time, ms(240));
+        let tick = rates_of.update(sample(400, &[(1, Some((160, 240, false)))]), &pool);
+        close(rates(&tick), (1.0, 0.0));
+    }
+
+    #[test]
+    fn one_thread_never_wants_more_than_one_cpu() {
+        let mut rates_of = Rates::default();
+        let pool = CpuSet::new();
+        rates_of.update(sample(0, &[(1, Some((0, 0, false)))]), &pool);
+        let tick = rates_of.update(sample(100, &[(1, Some((30, 900, false)))]), &pool);
+        close(rates(&tick), (0.3, 0.7));
+    }
+
+    #[test]
+    fn a_thread_that_is_not_known_makes_its_vm_unknown() {
+        let mut rates_of = Rates::default();
+        let pool = CpuSet::new();
+        rates_of.update(sample(0, &[(1, Some((0, 0, false))), (2, None)]), &pool);
+        let tick = rates_of.update(
+            sample(100, &[(1, Some((100, 0, false))), (2, Some((1, 1, false)))]),
+            &pool,
+        );
+        assert_eq!(tick.vms[&ID], None);
+        let tick = rates_of.update(
+            sample(
+                200,
+                &[(1, Some((150, 0, false))), (2, Some((51, 1, false)))],
+            ),
+            &pool,
+        );
+        close(rates(&tick), (1.0, 0.0));
+    }
+
+    #[test]
+    fn a_counter_that_falls_is_left_out_and_counted() {
+        let mut rates_of = Rates::default();
+        let pool = CpuSet::new();
+        rates_of.update(sample(0, &[(1, Some((500, 500, false)))]), &pool);
+        let tick = rates_of.update(sample(100, &[(1, Some((100, 600, false)))]), &pool);
+        assert_eq!((tick.vms[&ID], tick.rejected), (None, 1));
+        let tick = rates_of.update(sample(200, &[(1, Some((150, 650, false)))]), &pool);
+        close(rates(&tick), (0.5, 0.5));
+    }
+
+    #[test]
+    fn samples_far_apart_start_anew() {
+        let mut rates_of = Rates::default();
+        let pool = CpuSet::new();
+        rates_of.update(sample(0, &[(1, Some((0, 0, false)))]), &pool);
+        let tick = rates_of.update(sample(60_000, &[(1, Some((100, 0, false)))]), &pool);
+        assert_eq!((tick.vms[&ID], tick.interval), (None, Duration::ZERO));
+    }
+
+    #[test]
+    fn only_pcpus_of_the_pool_count_and_a_new_one_gets_a_baseline() {
+        let mut rates_of = Rates::default();
+        let pool: CpuSet = [0, 1].into_iter().collect();
+        let sample = |at: u64, idle: &[(u32, u64)]| {
+            let times = |idle| CpuTimes {
+                idle: ms(idle),
+                irq: ms(at / 10),
+                steal: Duration::ZERO,
+            };
+            let pcpus = idle
+                .iter()
+                .map(|(cpu, idle)| (*cpu, times(*idle)))
+                .collect();
+            Sample {
+                at: ms(at),
+                pcpus: Some(pcpus),
+                ..Sample::default()
+            }
+        };
+        rates_of.update(sample(0, &[(0, 0), (7, 0)]), &pool);
+        let tick = rates_of.update(sample(100, &[(0, 50), (1, 900), (7, 100)]), &pool);
+        let rates = tick.pool.unwrap();
+        assert_eq!((rates.cpus, rates.idle), (Cpus(1.0), Cpus(0.5)));
+        let tick = rates_of.update(sample(200, &[(0, 40), (1, 1000), (7, 200)]), &pool);
+        let rates = tick.pool.unwrap();
+        assert_eq!(
+            (rates.cpus, rates.idle, tick.rejected),
+            (Cpus(2.0), Cpus(1.0), 1)
+        );
+        assert!((rates.irq.0 - 0.2).abs() < 1e-9);
+    }
+}
