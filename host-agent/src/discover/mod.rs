@@ -121,7 +121,7 @@ impl Discovery {
             hybrid_socket: None,
         });
         seen.scans = seen.scans.saturating_add(1);
-        let due = seen.is_vm || seen.scans <= YOUNG_SCANS || seen.scans % OLD_EVERY == 0;
+        let due = seen.is_vm || seen.scans <= YOUNG_SCANS || seen.scans.is_multiple_of(OLD_EVERY);
         if !due {
             return Ok(None);
         }

@@ -13,7 +13,7 @@ const DEBUGFS_KVM: &str = "sys/kernel/debug/kvm";
 ///
 /// # Errors
 /// When the threads can't be listed. That debugfs can't be read is no error here: [`debugfs_problem`] reports it.
-pub fn find(
+pub(super) fn find(
     root: &Root,
     pid: u32,
     kvm_fd: Option<u32>,
@@ -73,8 +73,7 @@ fn from_debugfs(root: &Root, pid: u32, fd: u32) -> Option<BTreeMap<u32, u32>> {
 }
 
 /// Why KVM's debugfs can't be used, and how to mend it; `None` when it can.
-#[must_use]
-pub fn debugfs_problem(root: &Root) -> Option<String> {
+pub(super) fn debugfs_problem(root: &Root) -> Option<String> {
     let path = root.path(DEBUGFS_KVM);
     let path = path.display();
     let effect = "vCPU threads are told by their names only";

@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 use super::process::Process;
 
 /// The hybrid socket that a vhost-device-vsock process serves for `vhost_user`; `None` when it is none or serves others.
-#[must_use]
-pub fn hybrid_socket(process: &Process, vhost_user: &Path) -> Option<PathBuf> {
+pub(super) fn hybrid_socket(process: &Process, vhost_user: &Path) -> Option<PathBuf> {
     if process.program() != "vhost-device-vsock" {
         return None;
     }

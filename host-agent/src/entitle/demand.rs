@@ -65,12 +65,12 @@ impl Demand {
             return;
         }
         let wanted = self.measured().0;
-        let filled = |part: f64| wanted >= part * f64::from(in_use);
-        self.saturated = filled(if self.saturated {
+        let part = if self.saturated {
             SATURATED_UNTIL
         } else {
             SATURATED_FROM
-        });
+        };
+        self.saturated = wanted >= part * f64::from(in_use);
     }
 
     /// Are the figures recent enough to decide by?

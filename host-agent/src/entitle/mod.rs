@@ -165,9 +165,9 @@ mod tests {
                 .map(|claim| claim.demand.0.min(level * claim.weight))
                 .sum();
             if sum > supply {
-                high = level
+                high = level;
             } else {
-                low = level
+                low = level;
             }
         }
         claims

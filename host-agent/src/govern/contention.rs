@@ -38,7 +38,7 @@ const SUPPLY_TIME: f64 = 1.0;
 
 /// Measured state of a pool's pCPUs, and whether they are contended.
 #[derive(Debug, Default)]
-pub struct PoolState {
+pub(super) struct PoolState {
     figures: VecDeque<(Duration, Duration, PoolRates)>,
     supply: Option<Cpus>,
     contention: Contention,
@@ -51,7 +51,7 @@ pub struct PoolState {
 
 impl PoolState {
     /// Takes the figures of one tick.
-    pub fn push(&mut self, at: Duration, interval: Duration, rates: Option<PoolRates>) {
+    pub(super) fn push(&mut self, at: Duration, interval: Duration, rates: Option<PoolRates>) {
         let Some(rates) = rates else {
             self.figures.clear();
             self.supply = None;
@@ -70,7 +70,7 @@ impl PoolState {
     }
 
     /// Decides whether the pool is contended, given what its claimants show that they want (without headroom).
-    pub fn judge(&mut self, now: Duration, demand: Cpus) -> Contention {
+    pub(super) fn judge(&mut self, now: Duration, demand: Cpus) -> Contention {
         let Some(supply) = self.supply else {
             return Contention::Unknown;
         };
@@ -91,39 +91,29 @@ impl PoolState {
     }
 
     /// A guest was just given more vCPUs and needs a moment to fill them: idle time before `now` says nothing any more.
-    pub fn restart_idle(&mut self, now: Duration) {
+    pub(super) fn restart_idle(&mut self, now: Duration) {
         self.idle_counts_from = now;
     }
 
     /// What the pool can give.
-    #[must_use]
-    pub fn supply(&self) -> Option<Cpus> {
+    pub(super) fn supply(&self) -> Option<Cpus> {
         self.supply
     }
 
     /// pCPUs that were idle, over the last half second.
-    #[must_use]
-    pub fn idle(&self) -> Option<Cpus> {
+    pub(super) fn idle(&self) -> Option<Cpus> {
         self.mean(FULL_WINDOW, |rates| rates.idle)
     }
 
     /// pCPUs that were busy with work, VMs' or other, over the last half second; interrupts and steal are not work.
-    #[must_use]
-    pub fn used(&self) -> Option<Cpus> {
+    pub(super) fn used(&self) -> Option<Cpus> {
         self.mean(FULL_WINDOW, |rates| {
             rates.cpus - rates.idle - rates.irq - rates.steal
         })
     }
 
-    /// pCPUs of the pool.
-    #[must_use]
-    pub fn cpus(&self) -> Option<Cpus> {
-        self.figures.back().map(|(_, _, rates)| rates.cpus)
-    }
-
     /// Was the last tick busy enough for threads to wait?
-    #[must_use]
-    pub fn may_queue(&self) -> bool {
+    pub(super) fn may_queue(&self) -> bool {
         self.figures
             .back()
             .is_some_and(|(_, _, rates)| rates.idle.0 < 0.1 * rates.cpus.0)

@@ -1,1 +1,478 @@
+//! The governor in a closed loop with a fluid model of a host: VMs of CPU-bound threads, divided by weight among VMs (a cgroup
+//! each) or by thread (all in one cgroup). Agents answer one tick late.
 
+use super::*;
+use crate::observe::rates::{PoolRates, VmRates};
+use proptest::prelude::*;
+
+const TICK: Duration = Duration::from_millis(100);
+
+#[derive(Clone, Copy)]
+struct Guest {
+    vcpus: u32,
+    threads: f64,
+    weight: u32,
+    agent: bool,
+    placement: Placement,
+    min_usable: u32,
+    in_use: u32,
+    usable: u32,
+}
+
+fn busy(vcpus: u32) -> Guest {
+    Guest {
+        vcpus,
+        threads: f64::from(vcpus),
+        weight: 100,
+        agent: true,
+        placement: Placement::Pool,
+        min_usable: 1,
+        in_use: vcpus,
+        usable: vcpus,
+    }
+}
+
+struct Rig {
+    governor: Governor,
+    now: Duration,
+    pcpus: f64,
+    host_work: f64,
+    one_cgroup: bool,
+    guests: Vec<Guest>,
+    last: Step,
+    changes: u32,
+}
+
+impl Rig {
+    fn new(pcpus: u32, guests: &[Guest]) -> Self {
+        Self {
+            governor: Governor::default(),
+            now: Duration::from_secs(100),
+            pcpus: f64::from(pcpus),
+            host_work: 0.0,
+            one_cgroup: false,
+            guests: guests.to_vec(),
+            last: Step::default(),
+            changes: 0,
+        }
+    }
+
+    fn tick(&mut self) {
+        self.now += TICK;
+        let wants: Vec<f64> = self
+            .guests
+            .iter()
+            .map(|guest| guest.threads.min(f64::from(guest.in_use)))
+            .collect();
+        let mut claims: Vec<Claim> = wants
+            .iter()
+            .zip(&self.guests)
+            .map(|(wants, guest)| {
+                let weight = if self.one_cgroup {
+                    wants.max(0.001)
+                } else {
+                    f64::from(guest.weight)
+                };
+                Claim {
+                    weight,
+                    demand: Cpus(*wants),
+                }
+            })
+            .collect();
+        claims.push(Claim {
+            weight: 100.0,
+            demand: Cpus(self.host_work),
+        });
+        let shares = max_min(Cpus(self.pcpus), &claims);
+        let idle = (self.pcpus - shares.iter().map(|share| share.0).sum::<f64>()).max(0.0);
+        let vms = wants
+            .iter()
+            .zip(&shares)
+            .enumerate()
+            .map(|(index, (wants, share))| {
+                let rates = VmRates {
+                    run: *share,
+                    run_delay: Cpus(wants - share.0),
+                    ..VmRates::default()
+                };
+                (id(index), Some(rates))
+            });
+        let tick = Tick {
+            at: self.now,
+            interval: TICK,
+            pool: Some(PoolRates {
+                cpus: Cpus(self.pcpus),
+                idle: Cpus(idle),
+                ..PoolRates::default()
+            }),
+            vms: vms.collect(),
+            rejected: 0,
+        };
+        let inputs: Vec<VmInput> = self
+            .guests
+            .iter()
+            .enumerate()
+            .map(|(index, guest)| input(index, guest))
+            .collect();
+        self.last = self.governor.step(&tick, &inputs, 100);
+        for (guest, decision) in self.guests.iter_mut().zip(&self.last.decisions) {
+            guest.in_use = guest.usable;
+            if guest.agent {
+                guest.usable = decision.usable.unwrap();
+            }
+            self.changes += u32::from(decision.changed);
+        }
+    }
+
+    fn run(&mut self, seconds: f64) {
+        let end = self.now + Duration::from_secs_f64(seconds);
+        while self.now < end {
+            self.tick();
+        }
+    }
+
+    fn usable(&self) -> Vec<u32> {
+        self.last
+            .decisions
+            .iter()
+            .map(|decision| decision.usable.unwrap())
+            .collect()
+    }
+
+    fn reasons(&self) -> Vec<Reason> {
+        self.last
+            .decisions
+            .iter()
+            .map(|decision| decision.reason)
+            .collect()
+    }
+
+    /// Seconds until all usable counts are as wanted.
+    fn until(&mut self, wanted: &[u32]) -> f64 {
+        for tick in 1..=100 {
+            self.tick();
+            if self.usable() == wanted {
+                return f64::from(tick) / 10.0;
+            }
+        }
+        panic!(
+            "{:?} after 10 s, not {wanted:?}: {:?}",
+            self.usable(),
+            self.last
+        );
+    }
+}
+
+fn id(index: usize) -> VmId {
+    VmId {
+        pid: u32::try_from(index).unwrap() + 1,
+        start_ticks: 7,
+    }
+}
+
+fn input(index: usize, guest: &Guest) -> VmInput {
+    let agent = if guest.agent {
+        AgentState::Works {
+            in_use: Some(guest.in_use),
+        }
+    } else {
+        AgentState::Absent
+    };
+    VmInput {
+        id: id(index),
+        vcpus: Some(guest.vcpus),
+        placement: guest.placement,
+        weight: guest.weight,
+        min_usable: guest.min_usable,
+        agent,
+    }
+}
+
+#[test]
+fn two_busy_guests_fold_to_their_halves_and_stay() {
+    let mut rig = Rig::new(2, &[busy(4), busy(4)]);
+    assert!(rig.until(&[1, 1]) <= 1.2);
+    assert_eq!(rig.reasons(), [Reason::Contention, Reason::Contention]);
+    assert_eq!(
+        rig.last.decisions[0].classes,
+        Classes {
+            full: 1,
+            partial: 0,
+            avoided: 3
+        }
+    );
+    rig.run(600.0);
+    assert_eq!((rig.usable(), rig.changes), (vec![1, 1], 2));
+    let explanation = &rig.last.decisions[0].explanation;
+    assert!(
+        explanation.contains("share 1.00 at weight 100 gives 1 of 4 vCPUs"),
+        "{explanation}"
+    );
+}
+
+#[test]
+fn a_guest_takes_what_its_neighbour_leaves_and_gives_it_back() {
+    let mut rig = Rig::new(2, &[busy(4), busy(4)]);
+    rig.until(&[1, 1]);
+    rig.run(5.0);
+    rig.guests[1].threads = 0.05;
+    assert!(rig.until(&[2, 1]) <= 0.5);
+    rig.run(20.0);
+    assert_eq!(rig.usable(), [2, 1], "the pool is still full");
+    rig.guests[1].threads = 4.0;
+    assert!(rig.until(&[1, 1]) <= 1.5);
+    rig.guests[0].threads = 0.05;
+    rig.guests[1].threads = 0.05;
+    assert!(rig.until(&[4, 4]) <= 4.0);
+    assert_eq!(rig.reasons(), [Reason::Uncontended, Reason::Uncontended]);
+}
+
+#[test]
+fn no_pcpu_idles_for_the_sake_of_rounding() {
+    // 8 pCPUs for 7 guests are 1.14 each: one each would leave a pCPU idle.
+    let mut rig = Rig::new(8, &[busy(8); 7]);
+    rig.run(20.0);
+    assert_eq!(rig.usable(), [2; 7]);
+    assert!(rig.last.idle.unwrap().0 < 0.01);
+    let mut rig = Rig::new(15, &[busy(8); 7]);
+    rig.run(20.0);
+    assert_eq!(rig.usable(), [3; 7]);
+}
+
+#[test]
+fn weights_count() {
+    let mut heavy = busy(8);
+    heavy.weight = 300;
+    let mut rig = Rig::new(10, &[heavy, busy(8), busy(8)]);
+    rig.run(10.0);
+    assert_eq!(rig.usable(), [6, 2, 2]);
+}
+
+#[test]
+fn a_pool_that_holds_all_vcpus_is_not_contended() {
+    let mut rig = Rig::new(8, &[busy(4), busy(4)]);
+    rig.run(30.0);
+    assert_eq!((rig.usable(), rig.changes), (vec![4, 4], 0));
+    assert_eq!(rig.last.contention, Contention::None);
+}
+
+#[test]
+fn a_guest_without_an_agent_is_counted_and_left_alone() {
+    let mut stranger = busy(4);
+    stranger.agent = false;
+    let mut rig = Rig::new(3, &[busy(4), busy(4), stranger]);
+    rig.run(10.0);
+    assert_eq!(rig.usable(), [1, 1, 4]);
+    assert_eq!(
+        rig.reasons(),
+        [Reason::Contention, Reason::Contention, Reason::NoAgent]
+    );
+    let explanation = &rig.last.decisions[2].explanation;
+    assert!(
+        explanation.contains("no working agent") && explanation.contains("share 1.00"),
+        "{explanation}"
+    );
+}
+
+#[test]
+fn work_of_the_host_takes_its_share_and_no_more() {
+    let mut rig = Rig::new(4, &[busy(4), busy(4), busy(4)]);
+    rig.host_work = 4.0;
+    rig.run(60.0);
+    assert_eq!(rig.usable(), [1, 1, 1], "a quarter each");
+}
+
+#[test]
+fn a_guest_that_loses_by_folding_is_unfolded_again() {
+    let mut greedy = busy(8);
+    greedy.agent = false;
+    let mut rig = Rig::new(4, &[busy(8), greedy]);
+    rig.one_cgroup = true;
+    rig.run(1.2);
+    assert_eq!(rig.usable()[0], 2);
+    rig.run(4.0);
+    assert_eq!((rig.usable()[0], rig.reasons()[0]), (8, Reason::Starved));
+    let before = rig.changes;
+    rig.run(50.0);
+    assert_eq!(rig.changes, before, "spared for a minute");
+    rig.run(600.0);
+    assert!(
+        rig.changes <= before + 10,
+        "{} changes in ten minutes",
+        rig.changes - before
+    );
+}
+
+#[test]
+fn a_sleeper_is_not_folded() {
+    let mut sleeper = busy(4);
+    sleeper.threads = 0.8;
+    let mut rig = Rig::new(4, &[sleeper, busy(8), busy(8)]);
+    rig.run(30.0);
+    assert_eq!(rig.reasons()[0], Reason::Sleeper);
+    assert_eq!(rig.usable()[0], 4);
+}
+
+#[test]
+fn an_idle_guest_gets_its_share_when_it_wakes() {
+    let mut idle = busy(8);
+    idle.threads = 0.02;
+    let mut rig = Rig::new(8, &[busy(8), busy(8), idle]);
+    rig.run(10.0);
+    assert_eq!(rig.usable()[0], 4);
+    rig.guests[2].threads = 8.0;
+    rig.run(1.0);
+    assert!(rig.usable()[2] >= 3);
+    rig.run(3.0);
+    assert_eq!(rig.usable(), [3, 3, 3]);
+}
+
+#[test]
+fn the_configuration_can_keep_a_guest_larger() {
+    let mut kept = busy(4);
+    kept.min_usable = 3;
+    let mut rig = Rig::new(2, &[kept, busy(4)]);
+    rig.run(5.0);
+    assert_eq!(
+        (rig.usable(), rig.reasons()[0]),
+        (vec![3, 1], Reason::Policy)
+    );
+}
+
+#[test]
+fn what_can_not_be_judged_keeps_all_its_vcpus() {
+    let mut pinned = busy(4);
+    pinned.placement = Placement::Overlapping;
+    let mut elsewhere = busy(4);
+    elsewhere.placement = Placement::Elsewhere;
+    let mut rig = Rig::new(2, &[busy(4), busy(4), pinned, elsewhere]);
+    rig.run(10.0);
+    assert_eq!(rig.usable(), [1, 1, 4, 4]);
+    assert_eq!(rig.reasons()[2..], [Reason::Pinned, Reason::Pinned]);
+
+    let mut unknown = input(0, &busy(4));
+    unknown.vcpus = None;
+    let step = Governor::default().step(
+        &Tick {
+            at: TICK,
+            interval: TICK,
+            ..Tick::default()
+        },
+        &[unknown, input(1, &busy(4))],
+        100,
+    );
+    assert_eq!(
+        (step.decisions[0].usable, step.decisions[0].reason),
+        (None, Reason::Unclassified)
+    );
+    assert_eq!(
+        (step.decisions[1].usable, step.decisions[1].reason),
+        (Some(4), Reason::Unmeasured)
+    );
+    assert_eq!(
+        (step.contention, step.supply, step.decisions[1].run),
+        (Contention::Unknown, None, None)
+    );
+}
+
+#[test]
+fn figures_that_end_unfold_the_guest() {
+    let mut rig = Rig::new(2, &[busy(4), busy(4)]);
+    rig.until(&[1, 1]);
+    rig.run(3.0);
+    let inputs: Vec<VmInput> = rig
+        .guests
+        .iter()
+        .enumerate()
+        .map(|(index, guest)| input(index, guest))
+        .collect();
+    let pool = Some(PoolRates {
+        cpus: Cpus(2.0),
+        ..PoolRates::default()
+    });
+    let mut step = Step::default();
+    for _ in 0..30 {
+        rig.now += TICK;
+        let known = VmRates {
+            run: Cpus(1.0),
+            ..VmRates::default()
+        };
+        let vms = BTreeMap::from([(id(0), None), (id(1), Some(known))]);
+        step = rig.governor.step(
+            &Tick {
+                at: rig.now,
+                interval: TICK,
+                pool,
+                vms,
+                rejected: 0,
+            },
+            &inputs,
+            100,
+        );
+    }
+    assert_eq!(
+        (step.decisions[0].usable, step.decisions[0].reason),
+        (Some(4), Reason::Unmeasured)
+    );
+    assert_eq!(
+        step.decisions[1].usable,
+        Some(1),
+        "the other VM is judged as before"
+    );
+}
+
+#[test]
+fn nothing_is_folded_in_the_first_second() {
+    let mut rig = Rig::new(2, &[busy(4), busy(4)]);
+    rig.run(0.9);
+    assert_eq!(
+        (rig.usable(), rig.reasons()[0]),
+        (vec![4, 4], Reason::WarmUp)
+    );
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn whatever_comes_usable_is_in_range_and_classes_add_up(
+        pcpus in 1u32..40,
+        one_cgroup: bool,
+        host_work in 0.0..50.0f64,
+        guests in proptest::collection::vec((1u32..40, 0.0..50.0f64, 1u32..10_000, any::<bool>(), 1u32..50), 0..12),
+    ) {
+        let guests: Vec<Guest> = guests.iter().map(|(vcpus, threads, weight, agent, min_usable)| Guest {
+            threads: *threads, weight: *weight, agent: *agent, min_usable: *min_usable, ..busy(*vcpus)
+        }).collect();
+        let mut rig = Rig::new(pcpus, &guests);
+        rig.one_cgroup = one_cgroup;
+        rig.host_work = host_work;
+        for _ in 0..100 {
+            rig.tick();
+            for (guest, decision) in rig.guests.iter().zip(&rig.last.decisions) {
+                let usable = decision.usable.unwrap();
+                prop_assert!((1..=guest.vcpus).contains(&usable));
+                let Classes { full, partial, avoided } = decision.classes;
+                prop_assert_eq!(full + partial + avoided, guest.vcpus);
+                prop_assert_eq!(full + partial, usable);
+                prop_assert!(guest.agent || usable == guest.vcpus);
+            }
+        }
+    }
+
+    #[test]
+    fn constant_cpu_bound_load_settles_and_wastes_nothing(
+        pcpus in 2u32..32,
+        guests in proptest::collection::vec((1u32..16, 1u32..1000), 1..8),
+    ) {
+        let guests: Vec<Guest> = guests.iter().map(|(vcpus, weight)| Guest { weight: *weight, ..busy(*vcpus) }).collect();
+        let mut rig = Rig::new(pcpus, &guests);
+        rig.run(30.0);
+        let before = rig.changes;
+        rig.run(120.0);
+        prop_assert!(rig.changes <= before, "{} changes on constant load: {:?}", rig.changes - before, rig.last);
+        let wanted: f64 = guests.iter().map(|guest| guest.threads).sum();
+        let busy = rig.pcpus - rig.last.idle.unwrap().0;
+        prop_assert!(busy >= 0.98 * wanted.min(rig.pcpus), "{busy} of {} busy: {:?}", rig.pcpus, rig.last);
+    }
+}

@@ -181,7 +181,10 @@ mod tests {
         Duration::from_millis(ms)
     }
 
-    fn sample(at: u64, threads: &[(u32, Option<(u64, u64, bool)>)]) -> Sample {
+    /// Run and run delay in milliseconds, and whether it waits.
+    type Figures = Option<(u64, u64, bool)>;
+
+    fn sample(at: u64, threads: &[(u32, Figures)]) -> Sample {
         let threads = threads.iter().map(|(tid, times)| {
             let times = times.map(|(run, delay, waiting)| ThreadTimes {
                 run: ms(run),

@@ -7,7 +7,7 @@ use crate::discover::process::Process;
 
 /// QEMU.
 #[derive(Debug)]
-pub struct Qemu;
+pub(super) struct Qemu;
 
 impl Vmm for Qemu {
     fn recognises(&self, process: &Process) -> bool {
@@ -39,7 +39,7 @@ impl Vmm for Qemu {
                         .get("guest")
                         .or(options.first())
                         .unwrap_or_default()
-                        .to_owned()
+                        .to_owned();
                 }
                 "uuid" => identity.uuid = Some(value.clone()),
                 "chardev" => {
