@@ -8,4 +8,5 @@ pub mod entitle;
 pub mod govern;
 pub mod model;
 pub mod observe;
+mod procfs;
 pub mod root;

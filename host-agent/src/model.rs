@@ -2,6 +2,8 @@
 //!
 //! `None` always means "not known"; it never stands for zero.
 
+mod figures;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::iter::Sum;
@@ -10,6 +12,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use hint_proto::CpuSet;
+
+pub use self::figures::{Placement, PoolRates, Tick, VmRates};
 
 /// CPUs' worth of time: 1.0 is one pCPU for all of the time.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Default)]
@@ -268,10 +272,10 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Can this agent fold its guest? Not when it only observes or when its last hint failed.
+    /// Did it do what it could with its last hint? What the guest really uses is in `preferred`.
     #[must_use]
     pub fn works(&self) -> bool {
-        self.actuator != "observe" && !matches!(self.outcome, Some(Outcome::Failed(_)))
+        !matches!(self.outcome, Some(Outcome::Failed(_)))
     }
 
     /// Does the guest avoid some of its online CPUs?

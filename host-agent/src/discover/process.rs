@@ -5,6 +5,7 @@ use std::path::Path;
 
 use hint_proto::CpuSet;
 
+use crate::procfs::stat_fields;
 use crate::root::{ReadError, Root};
 
 /// A process that may be a VMM.
@@ -55,13 +56,6 @@ pub fn start_ticks(root: &Root, pid: u32) -> Result<Option<u64>, ReadError> {
     field
         .map(Some)
         .ok_or_else(|| ReadError::content(&root.path(&relative), "a start time in field 22", &text))
-}
-
-/// The fields of a `stat` file from the third (state) on.
-pub(crate) fn stat_fields(text: &str) -> impl Iterator<Item = &str> {
-    text.rsplit_once(')')
-        .map_or("", |(_, rest)| rest)
-        .split_ascii_whitespace()
 }
 
 /// Reads a process's command line; `None` when it is gone.
@@ -139,19 +133,6 @@ pub fn allowed_cpus(root: &Root, pid: u32, tid: u32) -> Result<Option<CpuSet>, R
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_command_with_parentheses_and_blanks_does_not_shift_the_fields() {
-        for comm in ["(sd-pam)", "sle ep", ":-) 1 2 3 4 5 6", "a)b(c"] {
-            let text = format!(
-                "1467 ({comm}) S 1465 1467 1467 0 -1 1077936448 1 2 3 4 5 6 7 8 20 0 1 0 8212345 99 1\n"
-            );
-            let fields: Vec<&str> = stat_fields(&text).collect();
-            assert_eq!(fields[0], "S", "{comm}");
-            assert_eq!(fields[19], "8212345", "{comm}");
-        }
-        assert_eq!(stat_fields("no parenthesis at all").count(), 0);
-    }
 
     #[test]
     fn the_program_is_named_without_its_path() {

@@ -4,6 +4,7 @@
 //! the level is the highest that the supply bears (Bertsekas and Gallager, Data Networks, §6.5.2, "progressive filling").
 
 pub mod demand;
+pub mod pool;
 
 use crate::model::Cpus;
 

@@ -15,8 +15,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::model::{Contention, Cpus};
-use crate::observe::rates::PoolRates;
+use crate::model::{Contention, Cpus, PoolRates};
 
 /// pCPUs are full when they were busy for this part of the full window.
 const FULL: f64 = 0.97;

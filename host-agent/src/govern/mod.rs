@@ -16,8 +16,7 @@ use self::contention::PoolState;
 use self::damping::{Damper, Move};
 use crate::entitle::demand::Demand;
 use crate::entitle::{Claim, max_min, target};
-use crate::model::{Classes, Contention, Cpus, Reason, VmId};
-use crate::observe::rates::Tick;
+use crate::model::{Classes, Contention, Cpus, Placement, Reason, Tick, VmId};
 
 /// After its start the broker watches, and so it does with each new VM, before it folds anything.
 const WARM_UP: Duration = Duration::from_secs(1);
@@ -33,17 +32,6 @@ const STARVED_FOR: Duration = Duration::from_secs(2);
 /// A VM that starved is left unfolded for so long at first, twice as long each time after, and no longer than the second.
 const SPARED: Duration = Duration::from_secs(60);
 const SPARED_MOST: Duration = Duration::from_secs(960);
-
-/// Where a VM may run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Placement {
-    /// On all pCPUs of the pool: it can be governed.
-    Pool,
-    /// On some of them, or its vCPUs on different ones: it takes part of the supply and is not governed.
-    Overlapping,
-    /// On none of them.
-    Elsewhere,
-}
 
 /// What the governor knows of a VM's agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 //! each) or by thread (all in one cgroup). Agents answer one tick late.
 
 use super::*;
-use crate::observe::rates::{PoolRates, VmRates};
+use crate::model::{PoolRates, VmRates};
 use proptest::prelude::*;
 
 const TICK: Duration = Duration::from_millis(100);

@@ -9,51 +9,10 @@ use std::time::Duration;
 use hint_proto::CpuSet;
 
 use super::{Sample, ThreadTimes, VmTimes};
-use crate::model::{Cpus, VmId};
+use crate::model::{Cpus, PoolRates, Tick, VmId, VmRates};
 
 /// Two samples further apart than this say nothing of now: the host slept, or the broker was stopped.
 const LONGEST_INTERVAL: Duration = Duration::from_secs(5);
-
-/// What happened between two samples.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Tick {
-    /// Time of the later sample, on the broker's monotonic clock.
-    pub at: Duration,
-    /// Time between the samples; zero when there is only one.
-    pub interval: Duration,
-    /// The pool's pCPUs; `None` when their times are not known.
-    pub pool: Option<PoolRates>,
-    /// Each VM; `None` when one of its vCPU threads is not known.
-    pub vms: BTreeMap<VmId, Option<VmRates>>,
-    /// Counters that fell, and were left out.
-    pub rejected: u64,
-}
-
-/// How the pCPUs of a pool spent their time.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct PoolRates {
-    /// pCPUs with known times.
-    pub cpus: Cpus,
-    /// Idle.
-    pub idle: Cpus,
-    /// In interrupts.
-    pub irq: Cpus,
-    /// Taken by a hypervisor below this host.
-    pub steal: Cpus,
-}
-
-/// How the vCPUs of a VM spent their time.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct VmRates {
-    /// On pCPUs.
-    pub run: Cpus,
-    /// Waiting for pCPUs.
-    pub run_delay: Cpus,
-    /// Time on pCPUs as the kernel's counters tell it.
-    pub run_time: Duration,
-    /// Time waiting as the kernel's counters tell it.
-    pub run_delay_time: Duration,
-}
 
 /// Makes [`Tick`]s; holds the last sample.
 #[derive(Debug, Default)]

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-use crate::discover::process::stat_fields;
+use crate::procfs::stat_fields;
 use crate::root::{ReadError, Root, gone_is_none, is_gone};
 
 /// What the scheduler says of one thread.
