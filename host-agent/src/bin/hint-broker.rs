@@ -1,0 +1,78 @@
+//! `hint-broker`: the host daemon.
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::{Parser, Subcommand};
+use hint_broker::config::Config;
+use hint_broker::daemon;
+use hint_broker::root::Root;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+/// Tells each KVM guest of this host how many vCPUs it can really run.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the daemon until SIGTERM or SIGINT; then all guests use all their vCPUs again.
+    Run {
+        /// Configuration [default: /etc/hint-broker.toml, where it exists].
+        #[arg(long)]
+        config: Option<PathBuf>,
+        /// Where proc and sys are.
+        #[arg(long, default_value = "/", hide = true)]
+        root: PathBuf,
+    },
+    /// Read a configuration, say what is wrong with it or what holds, and end.
+    CheckConfig {
+        /// Configuration [default: /etc/hint-broker.toml, where it exists].
+        config: Option<PathBuf>,
+    },
+}
+
+fn main() -> anyhow::Result<()> {
+    match Arguments::parse().command {
+        Command::Run { config, root } => run(Config::load(config.as_deref())?, Root::new(root)),
+        Command::CheckConfig { config } => {
+            let config = Config::load(config.as_deref())?;
+            println!("{config:#?}");
+            Ok(())
+        }
+    }
+}
+
+fn run(config: Config, root: Root) -> anyhow::Result<()> {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false)
+        .init();
+    // One thread measures and decides, the other answers guests and operators meanwhile.
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("can't start the runtime")?;
+    runtime.block_on(async {
+        let mut terminated = signal(SignalKind::terminate()).context("can't wait for SIGTERM")?;
+        let mut interrupted = signal(SignalKind::interrupt()).context("can't wait for SIGINT")?;
+        let stop = async {
+            tokio::select! {
+                _ = terminated.recv() => {}
+                _ = interrupted.recv() => {}
+            }
+            tracing::info!("stopping: guests get all their vCPUs back");
+        };
+        daemon::run(config, root, stop).await?;
+        Ok(())
+    })
+}

@@ -1,0 +1,254 @@
+//! One tick: discover when it is due, observe, decide, publish, and draw the view.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use hint_proto::CpuSet;
+
+use super::view::{Drawing, draw};
+use crate::config::Config;
+use crate::discover::{Discovery, Found, Scan};
+use crate::entitle::pool::{self, Affinity};
+use crate::govern::{AgentState, Decision, Governor, Step, VmInput};
+use crate::model::{Agent, Hint, HostView, Mode, Placement, Tick, Vcpus, Vm, VmId};
+use crate::observe::rates::Rates;
+use crate::observe::{Observer, Sample};
+use crate::publish::Publisher;
+use crate::root::Root;
+
+/// A VM's counters since the broker saw it first.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Totals {
+    pub(super) run: Duration,
+    pub(super) run_delay: Duration,
+}
+
+/// All that the daemon keeps between ticks.
+#[derive(Debug)]
+pub(super) struct Host {
+    config: Config,
+    epoch: u64,
+    started: Instant,
+    discovery: Discovery,
+    observer: Observer,
+    rates: Rates,
+    governor: Governor,
+    scan: Scan,
+    next_scan: Duration,
+    common: Option<CpuSet>,
+    pool: CpuSet,
+    placements: BTreeMap<VmId, Placement>,
+    last_step: Step,
+    totals: BTreeMap<VmId, Totals>,
+    ticks: u64,
+    rejected: u64,
+    degraded: BTreeSet<String>,
+}
+
+impl Host {
+    pub(super) fn new(config: Config, root: Root, epoch: u64) -> Self {
+        Self {
+            epoch,
+            started: Instant::now(),
+            discovery: Discovery::new(root.clone(), config.discover.tcg),
+            observer: Observer::new(root),
+            rates: Rates::default(),
+            governor: Governor::default(),
+            scan: Scan::default(),
+            next_scan: Duration::ZERO,
+            common: None,
+            pool: CpuSet::new(),
+            placements: BTreeMap::new(),
+            last_step: Step::default(),
+            totals: BTreeMap::new(),
+            ticks: 0,
+            rejected: 0,
+            degraded: BTreeSet::new(),
+            config,
+        }
+    }
+
+    pub(super) fn interval(&self) -> Duration {
+        self.config.observe.interval
+    }
+
+    /// Runs the pipeline once.
+    pub(super) fn tick(&mut self, publisher: &Publisher) -> HostView {
+        if self.started.elapsed() >= self.next_scan {
+            self.discover(publisher);
+        }
+        let started = self.started;
+        let vms: Vec<Vm> = self.scan.vms.iter().map(|found| found.vm.clone()).collect();
+        let sample = self.observer.sample(&vms, || started.elapsed(), self.governor.may_queue());
+        self.place(&sample);
+        let sampled = sample.degraded.clone();
+        let tick = self.rates.update(sample, &self.pool);
+        self.count(&tick);
+        let agents = publisher.agents();
+        let inputs: Vec<VmInput> = vms.iter().map(|vm| self.input(vm, agents.get(&vm.id))).collect();
+        self.last_step = self.governor.step(&tick, &inputs, self.config.host.weight);
+        self.report(publisher, &sampled);
+        self.publish(&vms, publisher);
+        self.view(publisher)
+    }
+
+    /// Sets the mode, with which the hints at hand are published at once.
+    pub(super) fn set_mode(&mut self, mode: Mode, publisher: &Publisher) -> HostView {
+        tracing::info!(from = %self.config.mode, to = %mode, "mode set by the control API");
+        self.config.mode = mode;
+        let vms: Vec<Vm> = self.scan.vms.iter().map(|found| found.vm.clone()).collect();
+        self.publish(&vms, publisher);
+        self.view(publisher)
+    }
+
+    fn discover(&mut self, publisher: &Publisher) {
+        let mut scan = self.discovery.scan();
+        for found in &mut scan.vms {
+            let socket = self.config.policy(&found.vm).hybrid_socket;
+            if socket.is_some() {
+                found.vm.hybrid_socket = socket;
+            }
+        }
+        log_arrivals(&self.scan.vms, &scan.vms);
+        let vms: Vec<Vm> = scan.vms.iter().map(|found| found.vm.clone()).collect();
+        publisher.set_vms(&vms);
+        self.common = self.observer.common_cpus();
+        self.scan = scan;
+        self.next_scan = self.started.elapsed() + self.config.discover.rescan;
+    }
+
+    /// Which pCPUs the VMs compete for now.
+    fn place(&mut self, sample: &Sample) {
+        let online: CpuSet = sample.pcpus.iter().flat_map(|times| times.keys().copied()).collect();
+        let common = self.common.clone().unwrap_or_else(|| online.clone());
+        let affinities: Vec<Affinity<'_>> = self
+            .scan
+            .vms
+            .iter()
+            .map(|found| Affinity { allowed: found.allowed.as_ref(), reach: &found.reach })
+            .collect();
+        let (pool, placements) = pool::choose(&common, &online, &affinities);
+        self.placements = self.scan.vms.iter().map(|found| found.vm.id).zip(placements).collect();
+        self.pool = pool;
+    }
+
+    fn count(&mut self, tick: &Tick) {
+        self.ticks += 1;
+        self.rejected += tick.rejected;
+        self.totals.retain(|id, _| tick.vms.contains_key(id));
+        for (id, rates) in &tick.vms {
+            let total = self.totals.entry(*id).or_default();
+            if let Some(rates) = rates {
+                total.run += rates.run_time;
+                total.run_delay += rates.run_delay_time;
+            }
+        }
+    }
+
+    fn input(&self, vm: &Vm, agent: Option<&Agent>) -> VmInput {
+        let policy = self.config.policy(vm);
+        let agent = match agent {
+            Some(agent) if agent.works() => {
+                let in_use = u32::try_from(agent.preferred.intersection(&agent.online).len()).ok();
+                AgentState::Works { in_use: in_use.filter(|in_use| *in_use > 0) }
+            }
+            _ => AgentState::Absent,
+        };
+        VmInput {
+            id: vm.id,
+            vcpus: vcpu_count(vm),
+            placement: self.placements.get(&vm.id).copied().unwrap_or(Placement::Elsewhere),
+            weight: policy.weight,
+            min_usable: policy.min_usable,
+            agent,
+        }
+    }
+
+    fn publish(&self, vms: &[Vm], publisher: &Publisher) {
+        for (vm, decision) in vms.iter().zip(&self.last_step.decisions) {
+            let mode = self.config.policy(vm).mode;
+            publisher.publish(vm.id, hint(mode, vcpu_count(vm), decision, &self.last_step));
+        }
+    }
+
+    /// Logs what changed, and what can't be read since this tick.
+    fn report(&mut self, publisher: &Publisher, sampled: &[String]) {
+        for decision in self.last_step.decisions.iter().filter(|decision| decision.changed) {
+            let name = self.scan.vms.iter().find(|found| found.vm.id == decision.id).map(|found| found.vm.name.as_str());
+            tracing::info!(
+                vm = %decision.id,
+                name,
+                usable = decision.usable,
+                reason = %decision.reason,
+                "{}", decision.explanation
+            );
+        }
+        let mut degraded: BTreeSet<String> = self.scan.degraded.iter().chain(sampled).cloned().collect();
+        degraded.extend(publisher.degraded());
+        if self.common.is_none() {
+            degraded.insert("/sys/devices/system/cpu/online can't be read: isolated CPUs count as common ones".to_owned());
+        }
+        for message in degraded.difference(&self.degraded) {
+            tracing::warn!("degraded: {message}");
+        }
+        for message in self.degraded.difference(&degraded) {
+            tracing::info!("no longer degraded: {message}");
+        }
+        self.degraded = degraded;
+    }
+
+    fn view(&self, publisher: &Publisher) -> HostView {
+        draw(&Drawing {
+            config: &self.config,
+            epoch: self.epoch,
+            ticks: self.ticks,
+            rejected: self.rejected,
+            pool: &self.pool,
+            degraded: &self.degraded,
+            vms: &self.scan.vms,
+            step: &self.last_step,
+            totals: &self.totals,
+            governor: &self.governor,
+            agents: publisher.agents(),
+        })
+    }
+}
+
+/// The number of a VM's vCPUs, where they are known.
+fn vcpu_count(vm: &Vm) -> Option<u32> {
+    match &vm.vcpus {
+        Vcpus::Known(threads) => u32::try_from(threads.len()).ok(),
+        Vcpus::Unclassified(_) => None,
+    }
+}
+
+/// What to tell the guest; nothing in mode observe, or when its vCPUs are not known.
+fn hint(mode: Mode, vcpus: Option<u32>, decision: &Decision, step: &Step) -> Option<Hint> {
+    let (Some(vcpus), Some(usable)) = (vcpus, decision.usable) else {
+        return None;
+    };
+    (mode > Mode::Observe).then(|| Hint {
+        usable,
+        vcpus,
+        classes: decision.classes,
+        entitlement: decision.target.unwrap_or_default(),
+        spare: step.idle.unwrap_or_default(),
+        contention: step.contention,
+        reason: decision.reason,
+        mode,
+    })
+}
+
+fn log_arrivals(before: &[Found], now: &[Found]) {
+    for found in now {
+        let vm = &found.vm;
+        match before.iter().find(|old| old.vm.id == vm.id) {
+            Some(old) if old.vm.vcpus == vm.vcpus => {}
+            Some(_) => tracing::info!(vm = %vm.id, name = vm.name, vcpus = ?vm.vcpus, "the VM's vCPUs changed"),
+            None => tracing::info!(vm = %vm.id, name = vm.name, accelerator = ?vm.accelerator, vcpus = ?vm.vcpus, "VM found"),
+        }
+    }
+    for old in before.iter().filter(|old| !now.iter().any(|found| found.vm.id == old.vm.id)) {
+        tracing::info!(vm = %old.vm.id, name = old.vm.name, "VM gone");
+    }
+}
