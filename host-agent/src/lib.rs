@@ -1,12 +1,20 @@
 //! The host side of the KVM hint broker, as a pipeline: discover → observe → entitle → govern → publish.
 //!
-//! [`entitle`] and [`govern`] decide and are pure; [`discover`] and [`observe`] read the host below an injected root.
+//! [`entitle`] and [`govern`] decide and are pure; [`discover`] and [`observe`] read the host below an injected root;
+//! [`publish`], [`control`] and [`metrics`] speak to guests and operators; [`daemon`] runs all of it.
 
 pub mod config;
+pub mod control;
+pub mod daemon;
 pub mod discover;
 pub mod entitle;
 pub mod govern;
+pub mod metrics;
 pub mod model;
 pub mod observe;
 mod procfs;
+pub mod publish;
 pub mod root;
+pub mod socket;
+pub mod text;
+pub mod wire;

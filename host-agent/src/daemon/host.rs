@@ -79,13 +79,18 @@ impl Host {
         }
         let started = self.started;
         let vms: Vec<Vm> = self.scan.vms.iter().map(|found| found.vm.clone()).collect();
-        let sample = self.observer.sample(&vms, || started.elapsed(), self.governor.may_queue());
+        let sample = self
+            .observer
+            .sample(&vms, || started.elapsed(), self.governor.may_queue());
         self.place(&sample);
         let sampled = sample.degraded.clone();
         let tick = self.rates.update(sample, &self.pool);
         self.count(&tick);
         let agents = publisher.agents();
-        let inputs: Vec<VmInput> = vms.iter().map(|vm| self.input(vm, agents.get(&vm.id))).collect();
+        let inputs: Vec<VmInput> = vms
+            .iter()
+            .map(|vm| self.input(vm, agents.get(&vm.id)))
+            .collect();
         self.last_step = self.governor.step(&tick, &inputs, self.config.host.weight);
         self.report(publisher, &sampled);
         self.publish(&vms, publisher);
@@ -119,16 +124,29 @@ impl Host {
 
     /// Which pCPUs the VMs compete for now.
     fn place(&mut self, sample: &Sample) {
-        let online: CpuSet = sample.pcpus.iter().flat_map(|times| times.keys().copied()).collect();
+        let online: CpuSet = sample
+            .pcpus
+            .iter()
+            .flat_map(|times| times.keys().copied())
+            .collect();
         let common = self.common.clone().unwrap_or_else(|| online.clone());
         let affinities: Vec<Affinity<'_>> = self
             .scan
             .vms
             .iter()
-            .map(|found| Affinity { allowed: found.allowed.as_ref(), reach: &found.reach })
+            .map(|found| Affinity {
+                allowed: found.allowed.as_ref(),
+                reach: &found.reach,
+            })
             .collect();
         let (pool, placements) = pool::choose(&common, &online, &affinities);
-        self.placements = self.scan.vms.iter().map(|found| found.vm.id).zip(placements).collect();
+        self.placements = self
+            .scan
+            .vms
+            .iter()
+            .map(|found| found.vm.id)
+            .zip(placements)
+            .collect();
         self.pool = pool;
     }
 
@@ -150,14 +168,20 @@ impl Host {
         let agent = match agent {
             Some(agent) if agent.works() => {
                 let in_use = u32::try_from(agent.preferred.intersection(&agent.online).len()).ok();
-                AgentState::Works { in_use: in_use.filter(|in_use| *in_use > 0) }
+                AgentState::Works {
+                    in_use: in_use.filter(|in_use| *in_use > 0),
+                }
             }
             _ => AgentState::Absent,
         };
         VmInput {
             id: vm.id,
             vcpus: vcpu_count(vm),
-            placement: self.placements.get(&vm.id).copied().unwrap_or(Placement::Elsewhere),
+            placement: self
+                .placements
+                .get(&vm.id)
+                .copied()
+                .unwrap_or(Placement::Elsewhere),
             weight: policy.weight,
             min_usable: policy.min_usable,
             agent,
@@ -173,8 +197,18 @@ impl Host {
 
     /// Logs what changed, and what can't be read since this tick.
     fn report(&mut self, publisher: &Publisher, sampled: &[String]) {
-        for decision in self.last_step.decisions.iter().filter(|decision| decision.changed) {
-            let name = self.scan.vms.iter().find(|found| found.vm.id == decision.id).map(|found| found.vm.name.as_str());
+        for decision in self
+            .last_step
+            .decisions
+            .iter()
+            .filter(|decision| decision.changed)
+        {
+            let name = self
+                .scan
+                .vms
+                .iter()
+                .find(|found| found.vm.id == decision.id)
+                .map(|found| found.vm.name.as_str());
             tracing::info!(
                 vm = %decision.id,
                 name,
@@ -183,10 +217,14 @@ impl Host {
                 "{}", decision.explanation
             );
         }
-        let mut degraded: BTreeSet<String> = self.scan.degraded.iter().chain(sampled).cloned().collect();
+        let mut degraded: BTreeSet<String> =
+            self.scan.degraded.iter().chain(sampled).cloned().collect();
         degraded.extend(publisher.degraded());
         if self.common.is_none() {
-            degraded.insert("/sys/devices/system/cpu/online can't be read: isolated CPUs count as common ones".to_owned());
+            degraded.insert(
+                "/sys/devices/system/cpu/online can't be read: isolated CPUs count as common ones"
+                    .to_owned(),
+            );
         }
         for message in degraded.difference(&self.degraded) {
             tracing::warn!("degraded: {message}");
@@ -244,11 +282,18 @@ fn log_arrivals(before: &[Found], now: &[Found]) {
         let vm = &found.vm;
         match before.iter().find(|old| old.vm.id == vm.id) {
             Some(old) if old.vm.vcpus == vm.vcpus => {}
-            Some(_) => tracing::info!(vm = %vm.id, name = vm.name, vcpus = ?vm.vcpus, "the VM's vCPUs changed"),
-            None => tracing::info!(vm = %vm.id, name = vm.name, accelerator = ?vm.accelerator, vcpus = ?vm.vcpus, "VM found"),
+            Some(_) => {
+                tracing::info!(vm = %vm.id, name = vm.name, vcpus = ?vm.vcpus, "the VM's vCPUs changed")
+            }
+            None => {
+                tracing::info!(vm = %vm.id, name = vm.name, accelerator = ?vm.accelerator, vcpus = ?vm.vcpus, "VM found")
+            }
         }
     }
-    for old in before.iter().filter(|old| !now.iter().any(|found| found.vm.id == old.vm.id)) {
+    for old in before
+        .iter()
+        .filter(|old| !now.iter().any(|found| found.vm.id == old.vm.id))
+    {
         tracing::info!(vm = %old.vm.id, name = old.vm.name, "VM gone");
     }
 }

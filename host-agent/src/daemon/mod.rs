@@ -41,7 +41,11 @@ pub enum DaemonError {
 ///
 /// # Errors
 /// When a listener can't be opened or the control API stops by itself.
-pub async fn run(config: Config, root: Root, stop: impl Future<Output = ()>) -> Result<(), DaemonError> {
+pub async fn run(
+    config: Config,
+    root: Root,
+    stop: impl Future<Output = ()>,
+) -> Result<(), DaemonError> {
     let epoch = new_epoch();
     let control = ControlSocket::bind(&config.control.socket, CONTROL_MODE)?;
     let metrics = match config.metrics.enabled {
@@ -64,10 +68,15 @@ pub async fn run(config: Config, root: Root, stop: impl Future<Output = ()>) -> 
         metrics = metrics.as_ref().map(|metrics| metrics.address().to_string()),
         "hint-broker runs"
     );
-    let (view, shown) = watch::channel(Arc::new(HostView { epoch, mode: config.mode, ..HostView::default() }));
+    let (view, shown) = watch::channel(Arc::new(HostView {
+        epoch,
+        mode: config.mode,
+        ..HostView::default()
+    }));
     let (commands, orders) = mpsc::channel(COMMANDS);
     let (ending, ended) = watch::channel(());
-    let metrics = metrics.map(|metrics| tokio::spawn(metrics.serve(shown.clone(), until_closed(ended.clone()))));
+    let metrics = metrics
+        .map(|metrics| tokio::spawn(metrics.serve(shown.clone(), until_closed(ended.clone()))));
     let control = tokio::spawn(control.serve(shown, commands, until_closed(ended)));
     let host = Host::new(config, root, epoch);
     let result = tokio::select! {
@@ -120,6 +129,10 @@ async fn until_closed(mut channel: watch::Receiver<()>) {
 
 /// Another number for each run: microseconds since 1970. Guests only compare it.
 fn new_epoch() -> u64 {
-    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since_1970.as_micros()).unwrap_or(u64::MAX).max(1)
+    let since_1970 = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    u64::try_from(since_1970.as_micros())
+        .unwrap_or(u64::MAX)
+        .max(1)
 }

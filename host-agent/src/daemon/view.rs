@@ -27,7 +27,11 @@ pub(super) struct Drawing<'a> {
 
 /// Draws the view.
 pub(super) fn draw(drawing: &Drawing<'_>) -> HostView {
-    let mut vms: Vec<VmView> = drawing.vms.iter().map(|found| draw_vm(drawing, found)).collect();
+    let mut vms: Vec<VmView> = drawing
+        .vms
+        .iter()
+        .map(|found| draw_vm(drawing, found))
+        .collect();
     vms.sort_by(|a, b| (&a.vm.name, a.vm.id).cmp(&(&b.vm.name, b.vm.id)));
     HostView {
         epoch: drawing.epoch,
@@ -46,12 +50,18 @@ pub(super) fn draw(drawing: &Drawing<'_>) -> HostView {
 fn draw_vm(drawing: &Drawing<'_>, found: &Found) -> VmView {
     let id = found.vm.id;
     let policy = drawing.config.policy(&found.vm);
-    let decision = drawing.step.decisions.iter().find(|decision| decision.id == id);
+    let decision = drawing
+        .step
+        .decisions
+        .iter()
+        .find(|decision| decision.id == id);
     let totals = drawing.totals.get(&id).copied().unwrap_or_default();
     let (folds, unfolds) = drawing.governor.changes(id);
     let explanation = match &found.vm.vcpus {
         Vcpus::Unclassified(why) => format!("shown and never hinted: {why}"),
-        Vcpus::Known(_) => decision.map(|decision| decision.explanation.clone()).unwrap_or_default(),
+        Vcpus::Known(_) => decision
+            .map(|decision| decision.explanation.clone())
+            .unwrap_or_default(),
     };
     VmView {
         vm: found.vm.clone(),
