@@ -283,10 +283,10 @@ fn log_arrivals(before: &[Found], now: &[Found]) {
         match before.iter().find(|old| old.vm.id == vm.id) {
             Some(old) if old.vm.vcpus == vm.vcpus => {}
             Some(_) => {
-                tracing::info!(vm = %vm.id, name = vm.name, vcpus = ?vm.vcpus, "the VM's vCPUs changed")
+                tracing::info!(vm = %vm.id, name = vm.name, vcpus = ?vm.vcpus, "the VM's vCPUs changed");
             }
             None => {
-                tracing::info!(vm = %vm.id, name = vm.name, accelerator = ?vm.accelerator, vcpus = ?vm.vcpus, "VM found")
+                tracing::info!(vm = %vm.id, name = vm.name, accelerator = ?vm.accelerator, vcpus = ?vm.vcpus, "VM found");
             }
         }
     }

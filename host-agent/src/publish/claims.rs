@@ -242,7 +242,7 @@ pub(super) mod tests {
             ("hello.untouched", |h| h.untouched = "-".to_owned()),
             ("hello.agent_version", |h| h.agent_version = "v".repeat(257)),
             ("hello.kernel_release", |h| {
-                h.kernel_release = "k".repeat(9000)
+                h.kernel_release = "k".repeat(9000);
             }),
             ("hello.cores.node", |h| {
                 h.cores = vec![v1::GuestCore {
