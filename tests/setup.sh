@@ -125,7 +125,7 @@ vsock_is_there() {
 build_vsock() {
     ! vsock_is_there || return 0
     say "building $vsock_crate $vsock_version from crates.io into $tools (a few minutes)"
-    env -u RUSTFLAGS -u CARGO_BUILD_TARGET CARGO_TARGET_DIR="$cache/build" \
+    env -u RUSTFLAGS -u CARGO_BUILD_TARGET CARGO_TARGET_DIR="$cache/build" PATH="$PATH:$tools/bin" \
         cargo install --locked --force --root "$tools" --version "$vsock_version" "$vsock_crate"
     rm -rf "$cache/build"
 }
