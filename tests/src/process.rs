@@ -13,6 +13,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::cgroup::CpuGroup;
 
@@ -94,6 +95,18 @@ impl Process {
         self.child.try_wait().ok().flatten()
     }
 
+    /// How it ended, waiting for it at most so long.
+    pub fn ended_within(&mut self, patience: Duration) -> Option<ExitStatus> {
+        let end = Instant::now() + patience;
+        loop {
+            let status = self.ended();
+            if status.is_some() || Instant::now() > end {
+                return status;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// Kills it and waits for its end. Of a process that had ended already it gives that status.
     pub fn kill(&mut self) -> ExitStatus {
         // Both fail only for a child that is waited for already.
@@ -149,7 +162,6 @@ fn is_program(file: &OsStr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::{Duration, Instant};
 
     #[test]
     fn a_process_outlives_the_thread_that_asked_for_it_and_dies_on_drop() {
@@ -175,14 +187,7 @@ mod tests {
         let log = dir.path().join("log");
         let args = ["-c", "echo out; echo err >&2; exit 3"].map(OsString::from);
         let mut process = Process::start(Path::new("sh"), &args, &log, None).unwrap();
-        let end = Instant::now() + Duration::from_secs(20);
-        let status = loop {
-            if let Some(status) = process.ended() {
-                break status;
-            }
-            assert!(Instant::now() < end, "sh did not end");
-            thread::sleep(Duration::from_millis(10));
-        };
+        let status = process.ended_within(Duration::from_secs(20)).unwrap();
         assert_eq!(status.code(), Some(3));
         assert_eq!(std::fs::read_to_string(&log).unwrap(), "out\nerr\n");
     }

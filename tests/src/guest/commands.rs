@@ -36,10 +36,12 @@ impl Guest {
             .call(command.as_bytes(), deadline)
             .map_err(|error| {
                 let what = match error {
-                    ChannelError::Closed => match lock(&self.qemu).ended() {
-                        Some(status) => format!("QEMU ended: {status}"),
-                        None => error.to_string(),
-                    },
+                    ChannelError::Closed => {
+                        match lock(&self.qemu).ended_within(Duration::from_secs(5)) {
+                            Some(status) => format!("QEMU ended: {status}"),
+                            None => error.to_string(),
+                        }
+                    }
                     _ => error.to_string(),
                 };
                 GuestError::Channel {

@@ -139,7 +139,8 @@ impl Guest {
                     }
                 }
                 Err(ChannelError::Closed) => {
-                    let status = qemu.kill();
+                    let status = qemu.ended_within(Duration::from_secs(5));
+                    let status = status.unwrap_or_else(|| qemu.kill());
                     return Err(boot_error(format!("QEMU ended: {status}")));
                 }
                 Err(error) => return Err(boot_error(error.to_string())),
