@@ -1,0 +1,149 @@
+#!/bin/bash
+# Everything that the lab needs on Debian 12 (amd64): packages, the guests' kernel, the host side of their vsock.
+#
+# Called by `make setup`. It says what it installs before it does so, and does nothing when all is there. Only the packages
+# go into the system; the kernel and the tools go into the cache:
+#   ${HINT_LAB_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/hint-broker}
+# It is safe to interrupt it and to start it twice: results appear under their final name only when they are whole, and a
+# lock lets one run at a time work.
+set -euo pipefail
+
+packages=(
+    qemu-system-x86 # boots the guests
+    busybox-static  # their shell
+    cpio            # packs their initramfs
+    xz-utils        # unpacks their kernel modules
+    util-linux      # chrt in the guest, setpriv on the host
+    rt-tests        # hackbench
+    socat           # talks vsock in the guest
+    ca-certificates # crates.io over TLS
+    gcc             # linker for Rust
+    libc6-dev       # also for static programs
+    make            # front end of all this
+)
+kernel_meta=linux-image-6.12-cloud-amd64
+vsock_crate=vhost-device-vsock
+vsock_version=0.3.0
+
+cache=${HINT_LAB_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/hint-broker}
+kernel=$cache/kernel/current
+tools=$cache/tools
+
+say() { printf 'setup: %s\n' "$*"; }
+fail() {
+    printf 'setup: %s\n' "$@" >&2
+    exit 1
+}
+
+check_machine() {
+    local id='' version='' found
+    if [ -r /etc/os-release ]; then
+        id=$(. /etc/os-release && printf %s "${ID:-}")
+        version=$(. /etc/os-release && printf %s "${VERSION_ID:-}")
+    fi
+    found="${id:-unknown} ${version:-} $(uname -m)"
+    [ "$id" = debian ] && [ "$version" = 12 ] && [ "$(uname -m)" = x86_64 ] ||
+        fail "the lab is made for Debian 12 on x86_64, and this is: $found." \
+            "Build and unit tests need none of this: run 'make check'."
+    command -v cargo >/dev/null ||
+        fail "cargo was not found in PATH. Install a Rust toolchain (https://rustup.rs), then run 'make setup' again."
+}
+
+# Prints the names of the packages that are not installed.
+missing_packages() {
+    local package installed
+    installed=" $(dpkg-query -W -f='${db:Status-Status} ${Package} ' "${packages[@]}" 2>/dev/null || true)"
+    for package in "${packages[@]}"; do
+        case $installed in
+        *" installed $package "*) ;;
+        *) printf '%s\n' "$package" ;;
+        esac
+    done
+}
+
+index_is_fresh=no
+refresh_index() {
+    [ "$index_is_fresh" = no ] || return 0
+    index_is_fresh=yes
+    if [ "$(id -u)" = 0 ]; then
+        say "reading Debian's package index (apt-get update)"
+        apt-get update -qq
+    fi
+}
+
+install_packages() {
+    local missing
+    mapfile -t missing < <(missing_packages)
+    [ ${#missing[@]} -gt 0 ] || return 0
+    [ "$(id -u)" = 0 ] ||
+        fail "these Debian packages are missing, and only root can install them: ${missing[*]}" \
+            "Run as root:  apt-get update && apt-get install --no-install-recommends ${missing[*]}" \
+            "Then run 'make setup' again."
+    say "installing Debian packages: ${missing[*]}"
+    refresh_index
+    DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "${missing[@]}" </dev/null
+}
+
+kernel_is_there() {
+    local image
+    for image in "$kernel"/boot/vmlinuz-*; do
+        [ -f "$image" ] && return 0
+    done
+    return 1
+}
+
+# The kernel is unpacked into the cache and never installed. Exact versions vanish from the index, so it asks the
+# metapackage for the one of today; a kernel that is in the cache already stays.
+fetch_kernel() {
+    local package dir work
+    ! kernel_is_there || return 0
+    refresh_index
+    package=$(apt-cache depends "$kernel_meta" 2>/dev/null | awk '$1 == "Depends:" && $2 ~ /^linux-image-/ { print $2; exit }')
+    [ -n "$package" ] ||
+        fail "Debian's package index has no $kernel_meta: it is in bookworm-security." \
+            "Check that /etc/apt/sources.list* names it and run 'apt-get update' as root."
+    say "fetching the guests' kernel $package into $cache/kernel (not installed on this machine)"
+    work=$cache/kernel/tmp
+    rm -rf "$work"
+    mkdir -p "$work/root"
+    (cd "$work" && apt-get download -qq -o APT::Sandbox::User=root "$package")
+    dpkg-deb -x "$work"/*.deb "$work/root"
+    dir=$cache/kernel/$package
+    rm -rf "$dir"
+    mv "$work/root" "$dir"
+    ln -s "$package" "$work/current"
+    mv -T "$work/current" "$kernel"
+    rm -rf "$work"
+    kernel_is_there || fail "$package has no boot/vmlinuz-*: look into $dir."
+}
+
+vsock_is_there() {
+    [ -x "$tools/bin/$vsock_crate" ] && grep -qs "^\"$vsock_crate $vsock_version " "$tools/.crates.toml"
+}
+
+# The build folder stays until the build is whole, so that an interrupted build goes on where it was.
+build_vsock() {
+    ! vsock_is_there || return 0
+    say "building $vsock_crate $vsock_version from crates.io into $tools (a few minutes)"
+    env -u RUSTFLAGS -u CARGO_BUILD_TARGET CARGO_TARGET_DIR="$cache/build" PATH="$PATH:$tools/bin" \
+        cargo install --locked --force --root "$tools" --version "$vsock_version" "$vsock_crate"
+    rm -rf "$cache/build"
+}
+
+all_is_there() {
+    [ -z "$(missing_packages)" ] && kernel_is_there && vsock_is_there
+}
+
+check_machine
+if ! all_is_there; then
+    mkdir -p "$cache" || fail "cannot make the cache folder $cache: set HINT_LAB_CACHE to one that can be written."
+    exec 9>"$cache/lock"
+    flock -n 9 || {
+        say "another set-up runs: waiting for it"
+        flock 9
+    }
+    install_packages
+    fetch_kernel
+    build_vsock
+fi
+say "all is there (cache: $cache)"

@@ -1,0 +1,208 @@
+//! Where the lab's parts are: the guests' kernel and tools in the cache, the static agent in the target folder.
+//!
+//! It finds what `tests/setup.sh` made and builds nothing but the agent.
+
+use std::env;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+
+use crate::process::find_program;
+
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+
+/// A part that the lab needs and does not find.
+#[derive(Debug, thiserror::Error)]
+pub enum AssetError {
+    /// Not in the cache.
+    #[error("{what} expected at {path}, not found; run `make setup`")]
+    Missing {
+        /// What it is.
+        what: &'static str,
+        /// Where it was looked for.
+        path: PathBuf,
+    },
+    /// Not among the programs.
+    #[error("program {name} not found; run `make setup`")]
+    Program {
+        /// Its name.
+        name: String,
+    },
+    /// Neither `HINT_LAB_CACHE`, `XDG_CACHE_HOME` nor `HOME` is set.
+    #[error("no cache folder: set HINT_LAB_CACHE, XDG_CACHE_HOME or HOME")]
+    NoCache,
+    /// cargo could not be run.
+    #[error("cannot run cargo to build the static agent: {0}")]
+    Cargo(io::Error),
+    /// The agent does not build.
+    #[error("the static agent does not build ({command}):\n{stderr}")]
+    AgentBuild {
+        /// The command, to be run by hand.
+        command: String,
+        /// What cargo said.
+        stderr: String,
+    },
+}
+
+/// The guests' kernel and the host programs that boot them.
+#[derive(Debug, Clone)]
+pub struct Assets {
+    /// Kernel image.
+    pub kernel: PathBuf,
+    /// The kernel's module folder (`.../lib/modules/<release>`); its modules are compressed with xz.
+    pub modules: PathBuf,
+    /// QEMU.
+    pub qemu: PathBuf,
+    /// Host side of the guests' vsock.
+    pub vhost_vsock: PathBuf,
+}
+
+impl Assets {
+    /// Finds them.
+    ///
+    /// # Errors
+    /// Names the first that is missing.
+    pub fn find() -> Result<Self, AssetError> {
+        let cache = cache_dir()?;
+        let kernel_dir = cache.join("kernel/current");
+        let kernel = only_entry(&kernel_dir.join("boot"), "vmlinuz-").ok_or_else(|| {
+            AssetError::Missing {
+                what: "the guests' kernel",
+                path: kernel_dir.join("boot/vmlinuz-*"),
+            }
+        })?;
+        let modules =
+            only_entry(&kernel_dir.join("lib/modules"), "").ok_or_else(|| AssetError::Missing {
+                what: "the guests' kernel modules",
+                path: kernel_dir.join("lib/modules/*"),
+            })?;
+        let vhost_vsock = cache.join("tools/bin/vhost-device-vsock");
+        if !vhost_vsock.is_file() {
+            return Err(AssetError::Missing {
+                what: "vhost-device-vsock",
+                path: vhost_vsock,
+            });
+        }
+        Ok(Self {
+            kernel,
+            modules,
+            qemu: program("qemu-system-x86_64")?,
+            vhost_vsock,
+        })
+    }
+}
+
+/// Finds a program that a Debian package brings.
+///
+/// # Errors
+/// When it is not installed.
+pub fn program(name: &str) -> Result<PathBuf, AssetError> {
+    find_program(name).ok_or_else(|| AssetError::Program {
+        name: name.to_owned(),
+    })
+}
+
+/// The cache of `tests/setup.sh`.
+///
+/// # Errors
+/// When the environment names no folder.
+pub fn cache_dir() -> Result<PathBuf, AssetError> {
+    let set = |name| env::var_os(name).filter(|value| !value.is_empty());
+    set("HINT_LAB_CACHE")
+        .map(PathBuf::from)
+        .or_else(|| set("XDG_CACHE_HOME").map(|dir| Path::new(&dir).join("hint-broker")))
+        .or_else(|| set("HOME").map(|dir| Path::new(&dir).join(".cache/hint-broker")))
+        .ok_or(AssetError::NoCache)
+}
+
+/// The target folder of this build; the system's folder for temporary files when the program runs from elsewhere.
+#[must_use]
+pub fn target_dir() -> PathBuf {
+    env::current_exe()
+        .ok()
+        .and_then(|exe| {
+            exe.ancestors()
+                .find(|dir| dir.join("CACHEDIR.TAG").is_file())
+                .map(Path::to_owned)
+        })
+        .unwrap_or_else(env::temp_dir)
+}
+
+/// The static hint-agent for guests: the file that `HINT_AGENT_BIN` names, or a fresh build in `guest` below the target folder.
+///
+/// The build has a target folder of its own since its compiler flags differ: in the common one each build would undo the other.
+///
+/// # Errors
+/// When the named file is missing or the build fails.
+pub fn agent() -> Result<PathBuf, AssetError> {
+    if let Some(path) = env::var_os("HINT_AGENT_BIN").filter(|path| !path.is_empty()) {
+        let path = PathBuf::from(path);
+        return if path.is_file() {
+            Ok(path)
+        } else {
+            Err(AssetError::Missing {
+                what: "the agent that HINT_AGENT_BIN names",
+                path,
+            })
+        };
+    }
+
+    static BUILT: Mutex<Option<PathBuf>> = Mutex::new(None);
+    let mut built = BUILT
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    if let Some(path) = built.as_ref() {
+        return Ok(path.clone());
+    }
+    let path = build_agent()?;
+    *built = Some(path.clone());
+    Ok(path)
+}
+
+fn build_agent() -> Result<PathBuf, AssetError> {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let target_dir = target_dir().join("guest");
+    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo
+        .current_dir(workspace)
+        .args([
+            "build",
+            "--quiet",
+            "-p",
+            "hint-agent",
+            "--bin",
+            "hint-agent",
+        ])
+        .args(["--profile", "agent", "--target", TARGET, "--target-dir"])
+        .arg(&target_dir)
+        .env_remove("CARGO_ENCODED_RUSTFLAGS")
+        .env("RUSTFLAGS", "-C target-feature=+crt-static");
+    let output = cargo.output().map_err(AssetError::Cargo)?;
+    if !output.status.success() {
+        return Err(AssetError::AgentBuild {
+            command: format!("{cargo:?}"),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        });
+    }
+    let path = target_dir.join(TARGET).join("agent/hint-agent");
+    if path.is_file() {
+        Ok(path)
+    } else {
+        Err(AssetError::Missing {
+            what: "the static agent",
+            path,
+        })
+    }
+}
+
+/// The one entry of a folder whose name begins so; with several, the last by name.
+fn only_entry(folder: &Path, prefix: &str) -> Option<PathBuf> {
+    fs::read_dir(folder)
+        .ok()?
+        .filter_map(Result::ok)
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix))
+        .map(|entry| entry.path())
+        .max()
+}

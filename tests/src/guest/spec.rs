@@ -1,0 +1,203 @@
+//! What a guest shall be.
+
+use std::path::PathBuf;
+
+use crate::assets;
+
+use super::GuestError;
+
+/// What a guest shall be. Start from [`GuestSpec::named`] and change what matters.
+#[derive(Debug, Clone)]
+pub struct GuestSpec {
+    /// Name of the guest: letters, digits and `-`, at most 32. Tests that run at once may use the same one.
+    pub name: String,
+    /// vCPUs, 1 to 255; the default is 4.
+    pub vcpus: u32,
+    /// Memory in MiB; the default is 512.
+    pub memory_mib: u32,
+    /// How the vCPUs are arranged; by default each is a socket.
+    pub topology: Option<Topology>,
+    /// NUMA nodes, among which vCPUs and memory are divided evenly; the default is 1.
+    pub numa_nodes: u32,
+    /// The agent to put in and to start; by default none.
+    pub agent: Option<AgentSpec>,
+    /// Names of more programs of the host to put into /usr/bin.
+    pub programs: Vec<String>,
+    /// More words of the kernel's command line.
+    pub kernel_args: Vec<String>,
+    /// More arguments of QEMU.
+    pub qemu_args: Vec<String>,
+}
+
+/// Sockets, cores a socket, threads a core. Their product is the number of vCPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Topology {
+    /// Sockets.
+    pub sockets: u32,
+    /// Cores of each socket.
+    pub cores: u32,
+    /// Hardware threads of each core.
+    pub threads: u32,
+}
+
+/// The agent of a guest.
+#[derive(Debug, Clone, Default)]
+pub struct AgentSpec {
+    /// Its arguments.
+    pub args: Vec<String>,
+    /// The static binary; by default [`assets::agent`] finds or builds it.
+    pub binary: Option<PathBuf>,
+}
+
+impl GuestSpec {
+    /// A guest with 4 vCPUs, 512 MiB and no agent.
+    #[must_use]
+    pub fn named(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            vcpus: 4,
+            memory_mib: 512,
+            topology: None,
+            numa_nodes: 1,
+            agent: None,
+            programs: Vec::new(),
+            kernel_args: Vec::new(),
+            qemu_args: Vec::new(),
+        }
+    }
+
+    /// The same guest with an agent that starts with these arguments.
+    #[must_use]
+    pub fn with_agent(mut self, args: &[&str]) -> Self {
+        self.agent = Some(AgentSpec {
+            args: args.iter().map(|&arg| arg.to_owned()).collect(),
+            binary: None,
+        });
+        self
+    }
+
+    pub(super) fn check(&self) -> Result<(), GuestError> {
+        let wrong = |expected, found| {
+            Err(GuestError::Spec {
+                guest: self.name.clone(),
+                expected,
+                found,
+            })
+        };
+        let plain = |c: char| c.is_ascii_alphanumeric() || c == '-';
+        if !(1..=32).contains(&self.name.len()) || !self.name.chars().all(plain) {
+            return wrong(
+                "a name of 1 to 32 letters, digits and '-'",
+                self.name.clone(),
+            );
+        }
+        if !(1..=255).contains(&self.vcpus) {
+            return wrong("1 to 255 vCPUs", self.vcpus.to_string());
+        }
+        if self.memory_mib < 128 {
+            return wrong("at least 128 MiB of memory", self.memory_mib.to_string());
+        }
+        let divides = |total: u32| self.numa_nodes > 0 && total.is_multiple_of(self.numa_nodes);
+        if !divides(self.vcpus) || !divides(self.memory_mib) {
+            let found = format!(
+                "{} nodes for {} vCPUs and {} MiB",
+                self.numa_nodes, self.vcpus, self.memory_mib
+            );
+            return wrong("NUMA nodes that divide vCPUs and memory evenly", found);
+        }
+        if let Some(Topology {
+            sockets,
+            cores,
+            threads,
+        }) = self.topology
+            && u64::from(sockets) * u64::from(cores) * u64::from(threads) != u64::from(self.vcpus)
+        {
+            let found = format!("{sockets} x {cores} x {threads} for {} vCPUs", self.vcpus);
+            return wrong("a topology with as many threads as vCPUs", found);
+        }
+        Ok(())
+    }
+
+    pub(super) fn agent_binary(&self) -> Result<Option<PathBuf>, GuestError> {
+        match &self.agent {
+            None => Ok(None),
+            Some(AgentSpec {
+                binary: Some(binary),
+                ..
+            }) => Ok(Some(binary.clone())),
+            Some(AgentSpec { binary: None, .. }) => Ok(Some(assets::agent()?)),
+        }
+    }
+
+    pub(super) fn programs(&self) -> Result<Vec<PathBuf>, GuestError> {
+        self.programs
+            .iter()
+            .map(|name| assets::program(name).map_err(GuestError::from))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn impossible_guests_are_refused() {
+        let good = GuestSpec::named("good");
+        good.check().unwrap();
+        let topology = |sockets, cores, threads| {
+            Some(Topology {
+                sockets,
+                cores,
+                threads,
+            })
+        };
+        let bad = [
+            GuestSpec {
+                name: "a,b".to_owned(),
+                ..good.clone()
+            },
+            GuestSpec {
+                name: String::new(),
+                ..good.clone()
+            },
+            GuestSpec {
+                vcpus: 0,
+                ..good.clone()
+            },
+            GuestSpec {
+                vcpus: 256,
+                ..good.clone()
+            },
+            GuestSpec {
+                memory_mib: 64,
+                ..good.clone()
+            },
+            GuestSpec {
+                numa_nodes: 0,
+                ..good.clone()
+            },
+            GuestSpec {
+                numa_nodes: 3,
+                ..good.clone()
+            },
+            GuestSpec {
+                topology: topology(1, 4, 2),
+                ..good.clone()
+            },
+        ];
+        for spec in bad {
+            assert!(
+                matches!(spec.check(), Err(GuestError::Spec { .. })),
+                "{spec:?}"
+            );
+        }
+        GuestSpec {
+            numa_nodes: 2,
+            topology: topology(1, 2, 2),
+            ..good
+        }
+        .check()
+        .unwrap();
+    }
+}
