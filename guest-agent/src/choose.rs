@@ -1,0 +1,323 @@
+//! Which CPUs to use: from the topology, the set in use and the hint's number to a set. Pure.
+//!
+//! The rules, the strongest first:
+//! 1. Isolated and nohz_full CPUs are never avoided. Somebody placed work on them by hand, so they don't count against
+//!    usable either: usable bounds the housekeeping CPUs. With usable at or above the number of housekeeping CPUs, or no
+//!    housekeeping CPU at all, every online CPU is used. A usable of 0 counts as 1.
+//! 2. The lowest housekeeping CPU is always used: kernel work that can't move sits there.
+//! 3. A set in use that has the right size, obeys rules 1, 2 and 5 and is online stays: moving work costs something.
+//! 4. NUMA nodes get shares in proportion to their housekeeping CPUs (Sainte-Laguë's divisors, which never take from a
+//!    node when the total grows).
+//! 5. Cores are used whole; at most one is split.
+//! 6. Inside a node, cores in use come first, then the lowest.
+//!
+//! All this is one order of all housekeeping CPUs, of which the first so many are used. So on cores of equal size,
+//! folding gives a subset of the set in use and unfolding a superset.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use hint_proto::CpuSet;
+
+use crate::topology::Topology;
+
+/// The CPUs to use when `usable` CPUs can run and `in_use` are used now.
+///
+/// The result is a part of the online CPUs, never empty, and holds all untouched ones.
+#[must_use]
+pub fn choose(topology: &Topology, in_use: &CpuSet, usable: u32) -> CpuSet {
+    let housekeeping = topology.housekeeping();
+    let count = usize::try_from(usable.max(1)).unwrap_or(usize::MAX);
+    let Some(first) = housekeeping.first() else {
+        return topology.online.clone();
+    };
+    if count >= housekeeping.len() {
+        return topology.online.clone();
+    }
+    let kept = in_use.intersection(&housekeeping);
+    if kept.len() == count && kept.contains(first) && split_cores(topology, &kept) <= 1 {
+        return kept.union(&topology.untouched());
+    }
+    let chosen: CpuSet = order(topology, &housekeeping, in_use, first)
+        .into_iter()
+        .take(count)
+        .collect();
+    chosen.union(&topology.untouched())
+}
+
+/// Number of cores of which some housekeeping CPUs are chosen and some are not.
+fn split_cores(topology: &Topology, chosen: &CpuSet) -> usize {
+    let housekeeping = topology.housekeeping();
+    let split = topology.cores.iter().filter(|core| {
+        let used = core.cpus.intersection(chosen).len();
+        used != 0 && used != core.cpus.intersection(&housekeeping).len()
+    });
+    split.count()
+}
+
+/// Cores of one node that are not placed yet, and how far the node is served.
+struct Node {
+    /// Cores to place, the best last.
+    cores: Vec<Vec<u32>>,
+    /// CPUs of the node.
+    size: u64,
+    /// CPUs placed.
+    placed: u64,
+}
+
+impl Node {
+    /// The divisor method's price of the node's next core as a fraction (price, size); the lowest goes first.
+    fn price(&self) -> Option<(u64, u64)> {
+        let next = u64::try_from(self.cores.last()?.len()).unwrap_or(u64::MAX);
+        Some((2 * self.placed + next, self.size))
+    }
+
+    fn place(&mut self, order: &mut Vec<u32>) {
+        if let Some(core) = self.cores.pop() {
+            self.placed += u64::try_from(core.len()).unwrap_or(u64::MAX);
+            order.extend(core);
+        }
+    }
+}
+
+/// All housekeeping CPUs, the one to keep longest first.
+fn order(topology: &Topology, housekeeping: &CpuSet, in_use: &CpuSet, first: u32) -> Vec<u32> {
+    let mut by_node: BTreeMap<u32, Vec<Vec<u32>>> = BTreeMap::new();
+    for core in &topology.cores {
+        let mut cpus: Vec<u32> = core.cpus.intersection(housekeeping).iter().collect();
+        if cpus.is_empty() {
+            continue;
+        }
+        cpus.sort_by_key(|cpu| (*cpu != first, !in_use.contains(*cpu), *cpu));
+        by_node.entry(core.node).or_default().push(cpus);
+    }
+    let mut nodes: Vec<Node> = by_node
+        .into_values()
+        .map(|mut cores| {
+            cores.sort_by_key(|core| {
+                let used = core.iter().filter(|cpu| in_use.contains(**cpu)).count();
+                let lowest = core.iter().min().copied();
+                (!core.contains(&first), Reverse(used), lowest)
+            });
+            cores.reverse();
+            let size = cores.iter().map(Vec::len).sum::<usize>();
+            Node {
+                cores,
+                size: u64::try_from(size).unwrap_or(u64::MAX),
+                placed: 0,
+            }
+        })
+        .collect();
+
+    let mut order = Vec::with_capacity(housekeeping.len());
+    if let Some(home) = nodes
+        .iter_mut()
+        .find(|node| node.cores.last().is_some_and(|core| core.contains(&first)))
+    {
+        home.place(&mut order);
+    }
+    while let Some((_, node)) = nodes
+        .iter_mut()
+        .filter_map(|node| Some((node.price()?, node)))
+        .min_by(|((price, size), _), ((other_price, other_size), _)| {
+            (u128::from(*price) * u128::from(*other_size))
+                .cmp(&(u128::from(*other_price) * u128::from(*size)))
+        })
+    {
+        node.place(&mut order);
+    }
+    order
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::Core;
+    use proptest::prelude::*;
+
+    fn set(text: &str) -> CpuSet {
+        text.parse().unwrap()
+    }
+
+    /// Cores of `threads` CPUs with consecutive numbers; one entry a node, with its number of cores.
+    fn topology(nodes: &[u32], threads: u32, isolated: &str) -> Topology {
+        let mut cores = Vec::new();
+        let mut next = 0;
+        for (node, count) in (0..).zip(nodes) {
+            for _ in 0..*count {
+                cores.push(Core {
+                    cpus: (next..next + threads).collect(),
+                    node,
+                });
+                next += threads;
+            }
+        }
+        Topology {
+            online: (0..next).collect(),
+            cores,
+            isolated: set(isolated),
+            nohz_full: CpuSet::new(),
+        }
+    }
+
+    #[test]
+    fn one_node_keeps_the_lowest_cpus_and_whole_cores() {
+        let flat = topology(&[8], 1, "");
+        assert_eq!(choose(&flat, &flat.online, 3), set("0-2"));
+        let smt = topology(&[4], 2, "");
+        assert_eq!(choose(&smt, &smt.online, 4), set("0-3"));
+        assert_eq!(choose(&smt, &smt.online, 3), set("0-2"));
+        assert_eq!(choose(&smt, &set("0-1,6-7"), 4), set("0-1,6-7"));
+        assert_eq!(choose(&smt, &set("0-1,6-7"), 3), set("0-1,6"));
+    }
+
+    #[test]
+    fn siblings_with_distant_numbers_stay_together() {
+        let mut smt = topology(&[4], 2, "");
+        for (core, cpu) in smt.cores.iter_mut().zip(0..) {
+            core.cpus = [cpu, cpu + 4].into_iter().collect();
+        }
+        assert_eq!(choose(&smt, &smt.online, 4), set("0-1,4-5"));
+        assert_eq!(choose(&smt, &smt.online, 2), set("0,4"));
+    }
+
+    #[test]
+    fn nodes_get_their_share() {
+        let even = topology(&[8, 8], 1, "");
+        assert_eq!(choose(&even, &even.online, 4), set("0-1,8-9"));
+        let uneven = topology(&[6, 2], 1, "");
+        assert_eq!(choose(&uneven, &uneven.online, 4), set("0-2,6"));
+    }
+
+    #[test]
+    fn no_fewer_than_one_and_no_more_than_all() {
+        let flat = topology(&[4], 1, "");
+        assert_eq!(choose(&flat, &flat.online, 0), set("0"));
+        assert_eq!(
+            choose(&flat, &set("1"), 1),
+            set("0"),
+            "the housekeeping CPU"
+        );
+        for usable in [4, 5, u32::MAX] {
+            assert_eq!(choose(&flat, &set("0"), usable), set("0-3"));
+        }
+    }
+
+    #[test]
+    fn isolated_cpus_stay_and_do_not_count() {
+        let isolated = topology(&[8], 1, "0,6-7");
+        assert_eq!(choose(&isolated, &isolated.online, 2), set("0-2,6-7"));
+        assert_eq!(choose(&isolated, &isolated.online, 5), set("0-7"));
+        let all = topology(&[4], 1, "0-3");
+        assert_eq!(choose(&all, &all.online, 1), set("0-3"));
+    }
+
+    #[test]
+    fn a_cpu_that_goes_offline_disturbs_no_other() {
+        let mut flat = topology(&[8], 1, "");
+        let before = set("0,5-7");
+        assert_eq!(choose(&flat, &before, 4), before);
+        flat.online.remove(6);
+        flat.cores.remove(6);
+        assert_eq!(choose(&flat, &before, 4), set("0-1,5,7"));
+    }
+
+    #[derive(Debug, Clone)]
+    struct Case {
+        topology: Topology,
+        in_use: CpuSet,
+    }
+
+    /// Cores of equal size, all online, none isolated; any set in use.
+    fn regular_cases() -> impl Strategy<Value = Case> {
+        (
+            prop::collection::vec(1u32..7, 1..5),
+            1u32..5,
+            prop::collection::btree_set(0u32..96, 0..96),
+        )
+            .prop_map(|(nodes, threads, in_use)| Case {
+                topology: topology(&nodes, threads, ""),
+                in_use: in_use.into_iter().collect(),
+            })
+    }
+
+    /// The same with some CPUs isolated and some offline.
+    fn cases() -> impl Strategy<Value = Case> {
+        (
+            regular_cases(),
+            prop::collection::btree_set(0u32..96, 0..6),
+            prop::collection::btree_set(1u32..96, 0..6),
+        )
+            .prop_map(|(mut case, isolated, offline)| {
+                let topology = &mut case.topology;
+                let offline: CpuSet = offline.into_iter().collect();
+                topology.isolated = isolated.into_iter().collect();
+                topology.online = topology.online.difference(&offline);
+                for core in &mut topology.cores {
+                    core.cpus = core.cpus.difference(&offline);
+                }
+                topology.cores.retain(|core| !core.cpus.is_empty());
+                case
+            })
+    }
+
+    proptest! {
+        #[test]
+        fn size_bounds_and_housekeeping(case in cases(), usable in 0u32..120) {
+            let Case { topology, in_use } = case;
+            let chosen = choose(&topology, &in_use, usable);
+            let housekeeping = topology.housekeeping();
+            let untouched = topology.untouched();
+            prop_assert!(chosen.is_subset(&topology.online));
+            prop_assert!(!chosen.is_empty());
+            prop_assert!(untouched.is_subset(&chosen));
+            let expected = (usable.max(1) as usize).min(housekeeping.len()) + untouched.len();
+            prop_assert_eq!(chosen.len(), expected);
+            if let Some(first) = housekeeping.first() {
+                prop_assert!(chosen.contains(first));
+            }
+        }
+
+        #[test]
+        fn at_most_one_core_is_split(case in cases(), usable in 0u32..120) {
+            let Case { topology, in_use } = case;
+            let chosen = choose(&topology, &in_use, usable).intersection(&topology.housekeeping());
+            prop_assert!(split_cores(&topology, &chosen) <= 1);
+        }
+
+        #[test]
+        fn asking_again_changes_nothing(case in cases(), usable in 0u32..120) {
+            let chosen = choose(&case.topology, &case.in_use, usable);
+            prop_assert_eq!(choose(&case.topology, &chosen, usable), chosen);
+        }
+
+        #[test]
+        fn folding_gives_a_subset_and_unfolding_a_superset(case in regular_cases(), a in 1u32..120, b in 1u32..120) {
+            let (low, high) = (a.min(b), a.max(b));
+            let large = choose(&case.topology, &case.in_use, high);
+            prop_assert!(choose(&case.topology, &large, low).is_subset(&large));
+            let small = choose(&case.topology, &case.in_use, low);
+            prop_assert!(small.is_subset(&choose(&case.topology, &small, high)));
+        }
+
+        #[test]
+        fn nodes_are_served_in_proportion(case in regular_cases(), before in 1u32..120, usable in 1u32..120) {
+            let topology = case.topology;
+            let in_use = choose(&topology, &topology.online, before);
+            let chosen = choose(&topology, &in_use, usable);
+            let core = topology.cores.iter().map(|core| core.cpus.len()).max().unwrap();
+            let mut nodes: BTreeMap<u32, (usize, usize)> = BTreeMap::new();
+            for core in &topology.cores {
+                let node = nodes.entry(core.node).or_default();
+                node.0 += core.cpus.intersection(&chosen).len();
+                node.1 += core.cpus.len();
+            }
+            for (used, size) in nodes.values() {
+                // used / size against chosen / online, two cores off at most
+                let due = chosen.len() * size;
+                let has = used * topology.online.len();
+                prop_assert!(has.abs_diff(due) <= 2 * core * topology.online.len(), "{has} {due}");
+            }
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! Folding and unfolding this guest: choose, plan, secure, apply.
+//!
+//! Secure means that the record of what to put back is on disk and with the guardian before the first write to the kernel.
+//! When to fold is the [`crate::agent`]'s business.
+
+use std::time::Instant;
+
+use hint_proto::{CpuSet, v1};
+
+use crate::apply::{Actuator, ApplyError, carry_out};
+use crate::apply::{Plan, Wish};
+use crate::choose::choose;
+use crate::files::Files;
+use crate::guardian::{Guardian, GuardianError};
+use crate::restore::{Record, RestoreError, Restored, StateDir, restore};
+use crate::system;
+use crate::topology::{self, Topology, TopologyError};
+
+/// Why a hint could not be followed; the mask is as it was before, unless the error says otherwise.
+#[derive(Debug, thiserror::Error)]
+pub enum FoldError {
+    /// Planning or writing failed.
+    #[error(transparent)]
+    Apply(#[from] ApplyError),
+    /// The record could not be secured, or not everything could be put back.
+    #[error(transparent)]
+    Restore(#[from] RestoreError),
+    /// There is no guardian.
+    #[error(transparent)]
+    Guardian(#[from] GuardianError),
+    /// The topology is not known.
+    #[error(transparent)]
+    Topology(#[from] TopologyError),
+}
+
+/// What following a hint came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// The mask was right already.
+    None,
+    /// The mask was changed.
+    Applied,
+    /// All CPUs are to be used: the mask as found is back.
+    Unfolded,
+}
+
+/// This guest's mask and everything that is needed to change it and put it back.
+#[derive(Debug)]
+pub struct Fold {
+    files: Box<dyn Files>,
+    actuator: Box<dyn Actuator>,
+    state: StateDir,
+    guardian: Guardian,
+    topology: Topology,
+    folded: Option<Folded>,
+}
+
+/// What is known while folded.
+#[derive(Debug)]
+struct Folded {
+    record: Record,
+    preferred: CpuSet,
+}
+
+impl Fold {
+    /// Takes charge of the mask as it is now: unfolded.
+    ///
+    /// # Errors
+    /// When the topology can't be read.
+    pub fn new(
+        files: Box<dyn Files>,
+        actuator: Box<dyn Actuator>,
+        state: StateDir,
+        guardian: Guardian,
+    ) -> Result<Self, FoldError> {
+        let topology = Topology::read(files.as_ref())?;
+        Ok(Self {
+            files,
+            actuator,
+            state,
+            guardian,
+            topology,
+            folded: None,
+        })
+    }
+
+    /// The kernel's files.
+    #[must_use]
+    pub fn files(&self) -> &dyn Files {
+        self.files.as_ref()
+    }
+
+    /// The actuator.
+    #[must_use]
+    pub fn actuator(&self) -> &dyn Actuator {
+        self.actuator.as_ref()
+    }
+
+    /// The guardian.
+    pub fn guardian(&mut self) -> &mut Guardian {
+        &mut self.guardian
+    }
+
+    /// The topology, read again if the online CPUs changed.
+    ///
+    /// # Errors
+    /// When it can't be read.
+    pub fn topology(&mut self) -> Result<&Topology, TopologyError> {
+        if topology::online(self.files.as_ref())? != self.topology.online {
+            self.topology = Topology::read(self.files.as_ref())?;
+            tracing::info!(online = %self.topology.online, "the online CPUs changed");
+        }
+        Ok(&self.topology)
+    }
+
+    /// Is the guest folded?
+    #[must_use]
+    pub fn is_folded(&self) -> bool {
+        self.folded.is_some()
+    }
+
+    /// CPUs in use now, by the kernel's files.
+    ///
+    /// # Errors
+    /// When they can't be read.
+    pub fn current(&self) -> Result<CpuSet, FoldError> {
+        let online = topology::online(self.files.as_ref())?;
+        Ok(self.actuator.current(self.files.as_ref(), &online)?)
+    }
+
+    /// Makes the guest use `usable` CPUs.
+    ///
+    /// # Errors
+    /// When it can't be done; the mask is as it was before, unless the error says otherwise.
+    pub fn follow(&mut self, usable: u32, now: Instant) -> Result<Change, FoldError> {
+        let in_use = match &self.folded {
+            Some(folded) => folded.preferred.clone(),
+            None => self.current()?,
+        };
+        let topology = self.topology()?;
+        let online = topology.online.clone();
+        let preferred = choose(topology, &in_use, usable);
+        if preferred == online {
+            return Ok(match self.unfold(now)? {
+                Some(_) => Change::Unfolded,
+                None => Change::None,
+            });
+        }
+        let before = self.folded.as_ref().map_or_else(
+            || Record {
+                boot_id: system::boot_id(self.files.as_ref()),
+                actuator: self.actuator.name().to_owned(),
+                ..Record::default()
+            },
+            |folded| folded.record.clone(),
+        );
+        let wish = Wish { preferred, online };
+        let plan = self.actuator.plan(self.files.as_ref(), &before, &wish)?;
+        self.note_lost(&plan);
+        let same = self
+            .folded
+            .as_ref()
+            .is_some_and(|folded| folded.preferred == wish.preferred);
+        if same && plan.writes.is_empty() {
+            return Ok(Change::None);
+        }
+        self.commit(plan, wish.preferred, now)?;
+        Ok(Change::Applied)
+    }
+
+    fn commit(&mut self, plan: Plan, preferred: CpuSet, now: Instant) -> Result<(), FoldError> {
+        let result = self.secure_and_write(&plan, &preferred, now);
+        match (&result, &mut self.folded) {
+            (Ok(()), _) => {
+                self.folded = Some(Folded {
+                    record: plan.record,
+                    preferred,
+                });
+            }
+            // The fold before is in force again, and the record names what both wrote.
+            (Err(_), Some(folded)) => {
+                folded.record = plan.record;
+                let preferred = folded.preferred.clone();
+                self.state.publish(&preferred)?;
+            }
+            (Err(_), None) => {
+                self.folded = Some(Folded {
+                    record: plan.record,
+                    preferred,
+                });
+                self.unfold(now)?;
+            }
+        }
+        result
+    }
+
+    fn secure_and_write(
+        &mut self,
+        plan: &Plan,
+        preferred: &CpuSet,
+        now: Instant,
+    ) -> Result<(), FoldError> {
+        self.state.save(&plan.record)?;
+        self.guardian.hold(&plan.record, now)?;
+        carry_out(self.files.as_ref(), &plan.writes)?;
+        self.state.publish(preferred)?;
+        Ok(())
+    }
+
+    fn note_lost(&self, plan: &Plan) {
+        for path in &plan.lost {
+            tracing::warn!(path = %path.display(), "somebody else writes this file: it is left to them");
+        }
+    }
+
+    /// Puts the mask back as it was found. `None` when the guest is not folded.
+    ///
+    /// # Errors
+    /// When something can't be put back; the guest then still counts as folded, and another try does the rest.
+    pub fn unfold(&mut self, now: Instant) -> Result<Option<Restored>, FoldError> {
+        let Some(folded) = &self.folded else {
+            return Ok(None);
+        };
+        let restored = restore(self.files.as_ref(), &self.state, &folded.record)?;
+        self.folded = None;
+        for (path, why) in &restored.left {
+            tracing::warn!(path = %path.display(), "{why}");
+        }
+        // A guardian that does not hear this restores once more, which changes nothing.
+        if let Err(error) = self.guardian.release(now) {
+            tracing::warn!(%error, "the guardian was not released");
+        }
+        Ok(Some(restored))
+    }
+
+    /// What the agent says of itself when a stream begins.
+    ///
+    /// # Errors
+    /// When the topology can't be read.
+    pub fn hello(&mut self) -> Result<v1::Hello, FoldError> {
+        let preferred = self.current().map(|cpus| cpus.to_string());
+        let topology = self.topology()?;
+        let cores = topology
+            .cores
+            .iter()
+            .map(|core| v1::GuestCore {
+                cpus: core.cpus.to_string(),
+                node: core.node,
+            })
+            .collect();
+        let (online, untouched) = (
+            topology.online.to_string(),
+            topology.untouched().to_string(),
+        );
+        Ok(v1::Hello {
+            protocol: hint_proto::PROTOCOL,
+            agent_version: env!("CARGO_PKG_VERSION").to_owned(),
+            kernel_release: system::kernel_release(self.files()).unwrap_or_default(),
+            boot_id: system::boot_id(self.files()).unwrap_or_default(),
+            actuator: self.actuator.kind().into(),
+            pinned_tasks: self.actuator.pinned_tasks().into(),
+            online,
+            untouched,
+            cores,
+            preferred: preferred.unwrap_or_default(),
+        })
+    }
+}

@@ -1,0 +1,369 @@
+//! How the guest gets its mask back: a record of the text that each kernel file had and of what was written to it.
+//!
+//! The record is on disk before the first write to the kernel, and gone when everything is back. The agent, its guardian
+//! and `hint-agent restore` all call [`restore`]; running it twice is harmless. *When* to restore is decided elsewhere.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use hint_proto::CpuSet;
+use rustix::fs::FlockOperation;
+use serde::{Deserialize, Serialize};
+
+use crate::files::{Files, is_gone};
+use crate::system;
+
+/// What must be put back.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Record {
+    /// The boot in which it was made; another boot has nothing to restore.
+    pub boot_id: Option<String>,
+    /// The actuator's name.
+    pub actuator: String,
+    /// Files that were written, in the order of writing.
+    pub files: Vec<Entry>,
+    /// The `cgroup.subtree_control` into which the agent has put `+cpuset`.
+    pub enabled_cpuset: Option<PathBuf>,
+}
+
+/// One file of a record.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// The file, as the guest names it.
+    pub path: PathBuf,
+    /// Its text before the agent wrote it for the first time.
+    pub found: String,
+    /// Texts that the agent may have left in it: the last one, and the one before while a change is under way.
+    pub wrote: Vec<String>,
+    /// May somebody else own the file too? Then a text that is neither `found` nor in `wrote` is theirs and stays.
+    pub shared: bool,
+}
+
+impl Entry {
+    /// Whose text is `current`?
+    #[must_use]
+    pub fn author(&self, current: &str) -> Author {
+        if same(current, &self.found) {
+            Author::Found
+        } else if self.wrote.iter().any(|text| same(current, text)) {
+            Author::Agent
+        } else {
+            Author::Other
+        }
+    }
+
+    /// Notes that `text` is about to be written over `current`.
+    pub fn will_write(&mut self, current: &str, text: &str) {
+        let before = (self.author(current) == Author::Agent).then(|| current.to_owned());
+        self.wrote = before.into_iter().chain([text.to_owned()]).collect();
+    }
+}
+
+/// Who put a text into a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Author {
+    /// It is what the agent had found.
+    Found,
+    /// The agent.
+    Agent,
+    /// Somebody else, while the guest was folded.
+    Other,
+}
+
+/// The text to write for `text`: the kernel ignores writes of no bytes, a newline clears.
+#[must_use]
+pub fn writable_text(text: &str) -> &str {
+    if text.is_empty() { "\n" } else { text }
+}
+
+fn same(a: &str, b: &str) -> bool {
+    a.trim() == b.trim()
+        || matches!((CpuSet::parse_list(a), CpuSet::parse_list(b)), (Ok(a), Ok(b)) if a == b)
+}
+
+/// What a restoration did.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Restored {
+    /// Files that were written.
+    pub files: Vec<PathBuf>,
+    /// Files that were left as they are, and why.
+    pub left: Vec<(PathBuf, String)>,
+}
+
+/// Why a restoration is not complete.
+#[derive(Debug, thiserror::Error)]
+pub enum RestoreError {
+    /// Kernel files could not be put back; the rest is restored and the record kept for another try.
+    #[error("could not put back {}; run `hint-agent restore` again", list(.0))]
+    Files(Vec<(PathBuf, String, io::Error)>),
+    /// The state directory can't be used.
+    #[error("can't {action} {path}: {source}; check --state-dir and its permissions")]
+    State {
+        /// What was tried.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The kernel's error.
+        source: io::Error,
+    },
+    /// The record is damaged.
+    #[error(
+        "{path} is no restore record ({source}); check cpuset.cpus by hand, then delete the file"
+    )]
+    Record {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: serde_json::Error,
+    },
+}
+
+fn list(failed: &[(PathBuf, String, io::Error)]) -> String {
+    let parts: Vec<String> = failed
+        .iter()
+        .map(|(path, text, error)| format!("{:?} in {} ({error})", text.trim(), path.display()))
+        .collect();
+    parts.join(", ")
+}
+
+/// The agent's directory for what must outlive it.
+#[derive(Debug, Clone)]
+pub struct StateDir(PathBuf);
+
+impl StateDir {
+    /// The directory `path`; made when something is written.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self(path.into())
+    }
+
+    /// The directory.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// The restore record.
+    #[must_use]
+    pub fn record(&self) -> PathBuf {
+        self.0.join("restore.json")
+    }
+
+    /// The CPUs to use while folded, as a CPU list: for programs that size or place themselves.
+    #[must_use]
+    pub fn preferred(&self) -> PathBuf {
+        self.0.join("preferred")
+    }
+
+    /// Puts the record on disk in one step.
+    ///
+    /// # Errors
+    /// When the directory can't be made or written.
+    pub fn save(&self, record: &Record) -> Result<(), RestoreError> {
+        let text = serde_json::to_string(record).map_err(|source| RestoreError::Record {
+            path: self.record(),
+            source,
+        })?;
+        self.replace(&self.record(), &text)
+    }
+
+    /// The record on disk; `None` when nothing is to be restored.
+    ///
+    /// # Errors
+    /// When it can't be read or is damaged.
+    pub fn load(&self) -> Result<Option<Record>, RestoreError> {
+        let path = self.record();
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if is_gone(&error) => return Ok(None),
+            Err(source) => return Err(state("read", &path, source)),
+        };
+        serde_json::from_str(&text)
+            .map(Some)
+            .map_err(|source| RestoreError::Record { path, source })
+    }
+
+    /// Publishes the CPUs to use.
+    ///
+    /// # Errors
+    /// When the directory can't be made or written.
+    pub fn publish(&self, preferred: &CpuSet) -> Result<(), RestoreError> {
+        self.replace(&self.preferred(), &format!("{preferred}\n"))
+    }
+
+    /// Removes record and published CPUs; missing files are no error.
+    ///
+    /// # Errors
+    /// When a file can't be removed.
+    pub fn clear(&self) -> Result<(), RestoreError> {
+        for path in [self.preferred(), self.record()] {
+            match fs::remove_file(&path) {
+                Err(error) if !is_gone(&error) => return Err(state("remove", &path, error)),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the directory's lock without waiting; `None` when somebody else has it. It is held until the last copy of
+    /// the file, in whatever process, is closed.
+    ///
+    /// # Errors
+    /// When the lock file can't be made.
+    pub fn lock(&self) -> Result<Option<fs::File>, RestoreError> {
+        let path = self.0.join("lock");
+        self.make()?;
+        let file = fs::OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&path)
+            .map_err(|source| state("open", &path, source))?;
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(file)),
+            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+            Err(errno) => Err(state("lock", &path, errno.into())),
+        }
+    }
+
+    fn make(&self) -> Result<(), RestoreError> {
+        fs::create_dir_all(&self.0).map_err(|source| state("make", &self.0, source))
+    }
+
+    fn replace(&self, path: &Path, text: &str) -> Result<(), RestoreError> {
+        self.make()?;
+        let new = path.with_extension("new");
+        let write = || {
+            let mut file = fs::File::create(&new)?;
+            file.write_all(text.as_bytes())?;
+            fs::rename(&new, path)
+        };
+        write().map_err(|source| state("write", path, source))
+    }
+}
+
+fn state(action: &'static str, path: &Path, source: io::Error) -> RestoreError {
+    RestoreError::State {
+        action,
+        path: path.to_owned(),
+        source,
+    }
+}
+
+/// Puts everything in the record back and clears the state directory.
+///
+/// Groups that have vanished are forgotten. A file that somebody else has changed meanwhile stays as they want it.
+///
+/// # Errors
+/// When a file can't be put back: all others are restored nevertheless, and the record stays on disk.
+pub fn restore(
+    files: &dyn Files,
+    state: &StateDir,
+    record: &Record,
+) -> Result<Restored, RestoreError> {
+    let mut done = Restored::default();
+    let mut failed = Vec::new();
+    for entry in &record.files {
+        match restore_entry(files, entry) {
+            Ok(Fate::Unchanged) => {}
+            Ok(Fate::Written) => done.files.push(entry.path.clone()),
+            Ok(Fate::Left(why)) => done.left.push((entry.path.clone(), why)),
+            Err(error) if is_gone(&error) => {}
+            Err(error) => failed.push((entry.path.clone(), entry.found.clone(), error)),
+        }
+    }
+    if let Some(path) = &record.enabled_cpuset
+        && failed.is_empty()
+    {
+        if done.left.is_empty() {
+            disable_cpuset(files, path, &mut done, &mut failed);
+        } else {
+            let why = "somebody uses the cpuset controller now: it stays enabled".to_owned();
+            done.left.push((path.clone(), why));
+        }
+    }
+    if !failed.is_empty() {
+        return Err(RestoreError::Files(failed));
+    }
+    state.clear()?;
+    Ok(done)
+}
+
+/// Restores from the record on disk, if there is one.
+///
+/// # Errors
+/// As [`restore`], and when the record can't be read.
+pub fn restore_left_over(
+    files: &dyn Files,
+    state: &StateDir,
+) -> Result<Option<Restored>, RestoreError> {
+    let Some(record) = state.load()? else {
+        return Ok(None);
+    };
+    if record.boot_id.is_some() && record.boot_id != system::boot_id(files) {
+        state.clear()?;
+        return Ok(None);
+    }
+    restore(files, state, &record).map(Some)
+}
+
+/// What became of one file.
+enum Fate {
+    Unchanged,
+    Written,
+    Left(String),
+}
+
+fn restore_entry(files: &dyn Files, entry: &Entry) -> io::Result<Fate> {
+    let current = files.read(&entry.path)?;
+    if current == entry.found {
+        return Ok(Fate::Unchanged);
+    }
+    if entry.shared && entry.author(&current) == Author::Other {
+        let text = current.trim();
+        return Ok(Fate::Left(format!(
+            "somebody else has written {text:?} meanwhile: it stays"
+        )));
+    }
+    let text = writable_text(&entry.found);
+    match files.write(&entry.path, text) {
+        // The mask as found can have become impossible when CPUs went offline; no mask at all is the nearest.
+        Err(error) if !entry.shared && error.kind() == io::ErrorKind::InvalidInput => {
+            files.write(&entry.path, "\n")?;
+            Ok(Fate::Left(format!(
+                "the kernel refuses {:?} by now: the mask is cleared",
+                text.trim()
+            )))
+        }
+        result => result.map(|()| Fate::Written),
+    }
+}
+
+fn disable_cpuset(
+    files: &dyn Files,
+    path: &Path,
+    done: &mut Restored,
+    failed: &mut Vec<(PathBuf, String, io::Error)>,
+) {
+    let enabled = match files.read(path) {
+        Ok(text) => text.split_ascii_whitespace().any(|name| name == "cpuset"),
+        Err(error) => {
+            if !is_gone(&error) {
+                failed.push((path.to_owned(), "-cpuset".to_owned(), error));
+            }
+            return;
+        }
+    };
+    if !enabled {
+        return;
+    }
+    match files.write(path, "-cpuset") {
+        Ok(()) => done.files.push(path.to_owned()),
+        Err(error) if error.kind() == io::ErrorKind::ResourceBusy => done.left.push((
+            path.to_owned(),
+            "a group below uses the cpuset controller now: it stays enabled".to_owned(),
+        )),
+        Err(error) => failed.push((path.to_owned(), "-cpuset".to_owned(), error)),
+    }
+}
