@@ -1,6 +1,6 @@
 //! Where the lab's parts are: the guests' kernel and tools in the cache, the static agent in the target folder.
 //!
-//! It finds what `tests/setup.sh` made and builds nothing but the agent.
+//! It finds what `tests/setup.sh` made, and has cargo build nothing but the workspace's own programs.
 
 use std::env;
 use std::fs;
@@ -34,11 +34,13 @@ pub enum AssetError {
     #[error("no cache folder: set HINT_LAB_CACHE, XDG_CACHE_HOME or HOME")]
     NoCache,
     /// cargo could not be run.
-    #[error("cannot run cargo to build the static agent: {0}")]
+    #[error("cannot run cargo: {0}")]
     Cargo(io::Error),
-    /// The agent does not build.
-    #[error("the static agent does not build ({command}):\n{stderr}")]
-    AgentBuild {
+    /// A program of the workspace does not build.
+    #[error("{what} does not build ({command}):\n{stderr}")]
+    Build {
+        /// What it is.
+        what: &'static str,
         /// The command, to be run by hand.
         command: String,
         /// What cargo said.
@@ -150,51 +152,64 @@ pub fn agent() -> Result<PathBuf, AssetError> {
     }
 
     static BUILT: Mutex<Option<PathBuf>> = Mutex::new(None);
-    let mut built = BUILT
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    once(&BUILT, || {
+        let target_dir = target_dir().join("guest");
+        let mut cargo = cargo();
+        cargo
+            .args(["-p", "hint-agent", "--bin", "hint-agent"])
+            .args(["--profile", "agent", "--target", TARGET, "--target-dir"])
+            .arg(&target_dir)
+            .env_remove("CARGO_ENCODED_RUSTFLAGS")
+            .env("RUSTFLAGS", "-C target-feature=+crt-static");
+        build(cargo, "the static agent", target_dir.join(TARGET).join("agent/hint-agent"))
+    })
+}
+
+/// The hint-broker of this build, with the same optimisation as the caller.
+///
+/// # Errors
+/// When the build fails.
+pub fn broker() -> Result<PathBuf, AssetError> {
+    static BUILT: Mutex<Option<PathBuf>> = Mutex::new(None);
+    once(&BUILT, || {
+        let (profile, folder) = if cfg!(debug_assertions) { ("dev", "debug") } else { ("release", "release") };
+        let target_dir = target_dir();
+        let mut cargo = cargo();
+        cargo.args(["-p", "hint-broker", "--bins", "--profile", profile, "--target-dir"]).arg(&target_dir);
+        build(cargo, "hint-broker", target_dir.join(folder).join("hint-broker"))
+    })
+}
+
+fn once(
+    built: &Mutex<Option<PathBuf>>,
+    build: impl FnOnce() -> Result<PathBuf, AssetError>,
+) -> Result<PathBuf, AssetError> {
+    let mut built = built.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     if let Some(path) = built.as_ref() {
         return Ok(path.clone());
     }
-    let path = build_agent()?;
+    let path = build()?;
     *built = Some(path.clone());
     Ok(path)
 }
 
-fn build_agent() -> Result<PathBuf, AssetError> {
+fn cargo() -> Command {
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let target_dir = target_dir().join("guest");
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(workspace).args(["build", "--quiet"]);
     cargo
-        .current_dir(workspace)
-        .args([
-            "build",
-            "--quiet",
-            "-p",
-            "hint-agent",
-            "--bin",
-            "hint-agent",
-        ])
-        .args(["--profile", "agent", "--target", TARGET, "--target-dir"])
-        .arg(&target_dir)
-        .env_remove("CARGO_ENCODED_RUSTFLAGS")
-        .env("RUSTFLAGS", "-C target-feature=+crt-static");
+}
+
+fn build(mut cargo: Command, what: &'static str, path: PathBuf) -> Result<PathBuf, AssetError> {
     let output = cargo.output().map_err(AssetError::Cargo)?;
     if !output.status.success() {
-        return Err(AssetError::AgentBuild {
+        return Err(AssetError::Build {
+            what,
             command: format!("{cargo:?}"),
             stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
         });
     }
-    let path = target_dir.join(TARGET).join("agent/hint-agent");
-    if path.is_file() {
-        Ok(path)
-    } else {
-        Err(AssetError::Missing {
-            what: "the static agent",
-            path,
-        })
-    }
+    if path.is_file() { Ok(path) } else { Err(AssetError::Missing { what, path }) }
 }
 
 /// The one entry of a folder whose name begins so; with several, the last by name.

@@ -7,6 +7,7 @@
 //! The lab is no benchmark of CPUs: only comparisons between guests of the same lab mean something.
 
 pub mod assets;
+pub mod broker;
 pub mod cgroup;
 mod channel;
 pub mod console;
@@ -17,4 +18,5 @@ pub mod process;
 pub mod skip;
 pub mod vsock;
 
+pub use broker::{Broker, BrokerError, BrokerSpec};
 pub use guest::{Guest, GuestError, GuestSpec, Output, Topology, WorkId};

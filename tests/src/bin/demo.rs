@@ -1,0 +1,191 @@
+//! The demonstration: two real guests on two pCPUs, hackbench in both at once, with and without hints in turn.
+//!
+//! It ends with a line `speed-up with hints: 2.13x (...)`, from the times that the guests' own hackbench reports, and fails when
+//! the guests were not folded to one vCPU each.
+
+use std::io::{IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use hint_broker::ctl::{HostState, render_table};
+use hint_proto::v1;
+use lab::{Broker, BrokerSpec, Guest, GuestSpec, lock};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+const PCPUS: usize = 2;
+const ROUNDS: usize = 3;
+const GUESTS: [&str; 2] = ["vm1", "vm2"];
+/// Messages that each of hackbench's senders passes: about fifteen seconds without hints.
+const LOOPS: u32 = 900;
+const LIVE: Duration = Duration::from_millis(500);
+/// Where nobody watches, so often is enough.
+const BLOCKS: Duration = Duration::from_secs(5);
+const TABLE_WIDTH: usize = 120;
+
+/// One way to run a round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Arm {
+    Without,
+    With,
+}
+
+impl Arm {
+    fn mode(self) -> v1::Mode {
+        match self {
+            Self::Without => v1::Mode::Observe,
+            Self::With => v1::Mode::Enforce,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Without => "without hints",
+            Self::With => "with hints",
+        }
+    }
+}
+
+/// What a round gave.
+#[derive(Debug)]
+struct Round {
+    seconds: [f64; 2],
+    /// Both guests really used one vCPU, for reason of contention, at the same time.
+    folded: bool,
+}
+
+impl Round {
+    fn mean(&self) -> f64 {
+        self.seconds.iter().sum::<f64>() / 2.0
+    }
+}
+
+fn main() -> anyhow::Result<()> {
+    confine().context("can't confine the demonstration to two pCPUs")?;
+    let _cores = lock::cores()?;
+    println!("Booting two guests with 4 vCPUs each on {PCPUS} pCPUs ...");
+    let specs = GUESTS.map(|name| GuestSpec::named(name).with_agent(&["run"]));
+    let guests = Guest::boot_all(&specs)?;
+    let broker = Broker::start(&BrokerSpec { mode: "observe", ..BrokerSpec::default() })?;
+    wait_for_agents(&broker)?;
+    println!("Both are up and their agents connected. hackbench runs in both at once, {ROUNDS} rounds each way, in turn.\n");
+    let mut rounds: Vec<(Arm, Round)> = Vec::new();
+    for number in 1..=ROUNDS {
+        // The order changes, so that neither arm gains by a machine that grows slower or faster.
+        let arms = if number % 2 == 1 { [Arm::Without, Arm::With] } else { [Arm::With, Arm::Without] };
+        for arm in arms {
+            let round = run(&broker, &guests, arm, number)?;
+            println!("round {number} {:<14} {} {:.2} s   {} {:.2} s\n", arm.name(), GUESTS[0], round.seconds[0], GUESTS[1], round.seconds[1]);
+            rounds.push((arm, round));
+        }
+    }
+    report(&rounds)
+}
+
+/// Lets this process and all that it starts use two pCPUs only, also on a larger machine.
+fn confine() -> rustix::io::Result<()> {
+    let allowed = sched_getaffinity(None)?;
+    let mut two = CpuSet::new();
+    (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).take(PCPUS).for_each(|cpu| two.set(cpu));
+    sched_setaffinity(None, &two)
+}
+
+fn wait_for_agents(broker: &Broker) -> anyhow::Result<()> {
+    let end = Instant::now() + Duration::from_secs(60);
+    loop {
+        let state = broker.list()?;
+        let connected = state.vms.iter().filter(|vm| vm.agent.as_ref().is_some_and(|agent| agent.applied.is_some())).count();
+        if connected == GUESTS.len() {
+            return Ok(());
+        }
+        ensure!(Instant::now() < end, "the agents did not connect:\n{}\n{}", render_table(&state, TABLE_WIDTH), broker.log());
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn run(broker: &Broker, guests: &[Guest], arm: Arm, number: usize) -> anyhow::Result<Round> {
+    settle(broker, guests)?;
+    broker.set_mode(arm.mode())?;
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let watcher = scope.spawn(|| watch(broker, arm, number, &done));
+        let loads: Vec<_> = guests.iter().map(|guest| scope.spawn(|| guest.hackbench(LOOPS))).collect();
+        let seconds: Result<Vec<f64>, _> =
+            loads.into_iter().map(|load| load.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect();
+        done.store(true, Ordering::Relaxed);
+        let folded = watcher.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        let seconds = seconds?;
+        Ok(Round { seconds: [seconds[0], seconds[1]], folded })
+    })
+}
+
+/// Turns hints off and waits until both guests use all their vCPUs and are quiet.
+fn settle(broker: &Broker, guests: &[Guest]) -> anyhow::Result<()> {
+    broker.set_mode(v1::Mode::Observe)?;
+    for guest in guests {
+        let patience = Duration::from_secs(30);
+        let cpus = guest.wait_for(patience, Guest::work_cpus, |cpus| cpus.len() == 4)?;
+        ensure!(cpus.len() == 4, "{} uses CPUs {cpus} of 0-3 with hints off", guest.name());
+    }
+    let quiet = |state: &HostState| state.host.contention() == v1::Contention::None;
+    let end = Instant::now() + Duration::from_secs(60);
+    while !quiet(&broker.list()?) {
+        ensure!(Instant::now() < end, "the host does not become quiet");
+        thread::sleep(Duration::from_millis(200));
+    }
+    Ok(())
+}
+
+/// Shows the table until the round ends; says whether both guests were folded to one vCPU by contention.
+fn watch(broker: &Broker, arm: Arm, number: usize, done: &AtomicBool) -> anyhow::Result<bool> {
+    let terminal = std::io::stdout().is_terminal();
+    let mut folded = false;
+    let mut lines = 0;
+    let mut shown: Option<Instant> = None;
+    while !done.load(Ordering::Relaxed) {
+        let state = broker.list()?;
+        folded |= both_folded(&state);
+        if terminal || shown.is_none_or(|then| then.elapsed() >= BLOCKS) {
+            let table = format!("round {number} of {ROUNDS}, {}\n{}", arm.name(), render_table(&state, TABLE_WIDTH));
+            let back = if terminal && lines > 0 { format!("\x1b[{lines}A\x1b[J") } else { String::new() };
+            println!("{back}{table}");
+            std::io::stdout().flush()?;
+            lines = table.lines().count() + usize::from(table.ends_with('\n'));
+            shown = Some(Instant::now());
+        }
+        thread::sleep(LIVE);
+    }
+    Ok(folded)
+}
+
+fn both_folded(state: &HostState) -> bool {
+    let folded = |vm: &&v1::Vm| {
+        let applied = vm.agent.as_ref().and_then(|agent| agent.applied);
+        applied == Some(1) && vm.usable == Some(1) && vm.reason() == v1::Reason::Contention
+    };
+    state.vms.iter().filter(folded).count() == GUESTS.len()
+}
+
+fn report(rounds: &[(Arm, Round)]) -> anyhow::Result<()> {
+    let of = |arm: Arm| rounds.iter().filter(move |(of, _)| *of == arm).map(|(_, round)| round);
+    for arm in [Arm::Without, Arm::With] {
+        let times: Vec<String> = of(arm).map(|round| format!("{:.2}", round.mean())).collect();
+        println!("{:<14} {} s, median {:.2} s (mean of both guests, each round)", arm.name(), times.join(" "), median(of(arm)));
+    }
+    let folded = of(Arm::With).filter(|round| round.folded).count();
+    println!("folded to 1 vCPU each for contention: {folded} of {ROUNDS} rounds with hints");
+    if of(Arm::Without).any(|round| round.folded) {
+        bail!("guests were folded in a round without hints");
+    }
+    ensure!(folded == ROUNDS, "expected every round with hints to fold both guests to one vCPU");
+    let speed_up = median(of(Arm::Without)) / median(of(Arm::With));
+    println!("speed-up with hints: {speed_up:.2}x (2 VMs x 4 vCPUs on {PCPUS} pCPUs, hackbench)");
+    Ok(())
+}
+
+fn median<'a>(rounds: impl Iterator<Item = &'a Round>) -> f64 {
+    let mut times: Vec<f64> = rounds.map(Round::mean).collect();
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
