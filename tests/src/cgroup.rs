@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-const PREFIX: &str = "hint-lab-";
+use crate::process;
 
 /// What went wrong with a CPU group.
 #[derive(Debug, thiserror::Error)]
@@ -98,10 +98,11 @@ impl CpuGroup {
     /// When there is no controller or no right to make the group.
     pub fn create(name: &str) -> Result<Self, CgroupError> {
         let controller = Controller::find()?;
-        remove_orphans(&controller.root);
-        let path = controller
-            .root
-            .join(format!("{PREFIX}{}-{name}", std::process::id()));
+        for orphan in process::orphans(&controller.root) {
+            // Another test may have removed it first, and a group with processes stays.
+            let _ = fs::remove_dir(orphan);
+        }
+        let path = controller.root.join(process::owned_name(name));
         fs::create_dir(&path).map_err(|source| io_error(&path, source))?;
         Ok(Self {
             path,
@@ -168,20 +169,6 @@ impl Drop for CpuGroup {
                 return;
             }
             thread::sleep(Duration::from_millis(10));
-        }
-    }
-}
-
-fn remove_orphans(root: &Path) {
-    for entry in fs::read_dir(root).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let owner = name
-            .to_str()
-            .and_then(|name| name.strip_prefix(PREFIX)?.split('-').next())
-            .and_then(|pid| pid.parse::<u32>().ok());
-        if owner.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
-            // Another test may have removed it first, and a group with processes stays.
-            let _ = fs::remove_dir(entry.path());
         }
     }
 }

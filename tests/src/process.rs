@@ -5,7 +5,7 @@
 //! process starts them all.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -16,6 +16,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::cgroup::CpuGroup;
+
+const OWNED: &str = "hint-lab-";
 
 /// What went wrong with a helper process.
 #[derive(Debug, thiserror::Error)]
@@ -145,6 +147,27 @@ fn start_from_the_lasting_thread(command: Command) -> io::Result<Child> {
     answer.recv().map_err(|_| gone())?
 }
 
+/// Name of something that belongs to this process and that a later test may remove once this process is gone.
+pub(crate) fn owned_name(rest: &str) -> String {
+    format!("{OWNED}{}-{rest}", std::process::id())
+}
+
+/// Things in a folder whose [`owned_name`] names a process that is gone.
+pub(crate) fn orphans(folder: &Path) -> Vec<PathBuf> {
+    let is_orphan = |name: &str| {
+        name.strip_prefix(OWNED)
+            .and_then(|rest| rest.split('-').next()?.parse::<u32>().ok())
+            .is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists())
+    };
+    fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .filter_map(Result::ok)
+        .filter(|entry| entry.file_name().to_str().is_some_and(is_orphan))
+        .map(|entry| entry.path())
+        .collect()
+}
+
 /// Finds a program by name in `PATH` and in the system's own folders, which a user's `PATH` may lack.
 #[must_use]
 pub fn find_program(name: &str) -> Option<PathBuf> {
@@ -190,6 +213,19 @@ mod tests {
         let status = process.ended_within(Duration::from_secs(20)).unwrap();
         assert_eq!(status.code(), Some(3));
         assert_eq!(std::fs::read_to_string(&log).unwrap(), "out\nerr\n");
+    }
+
+    #[test]
+    fn only_things_of_dead_processes_are_orphans() {
+        let dir = tempfile::tempdir().unwrap();
+        // Above the largest process id of Linux.
+        let dead = dir.path().join("hint-lab-4194305-guest");
+        let living = dir.path().join(owned_name("guest"));
+        for folder in [&dead, &living, &dir.path().join("hint-lab-x")] {
+            fs::create_dir(folder).unwrap();
+        }
+        assert_eq!(orphans(dir.path()), [dead]);
+        assert!(orphans(&dir.path().join("none")).is_empty());
     }
 
     #[test]

@@ -27,7 +27,7 @@ use crate::cgroup::CpuGroup;
 use crate::channel::{Channel, ChannelError};
 use crate::console;
 use crate::initramfs::{self, Contents};
-use crate::process::Process;
+use crate::process::{self, Process};
 use crate::vsock::VhostVsock;
 
 pub use error::GuestError;
@@ -90,10 +90,15 @@ impl Guest {
         spec.check()?;
         let start = Instant::now();
         let assets = Assets::find()?;
+        let temporary = std::env::temp_dir();
+        for orphan in process::orphans(&temporary) {
+            // It may be another user's, or just be removed by another test.
+            let _ = fs::remove_dir_all(orphan);
+        }
         let folder = tempfile::Builder::new()
-            .prefix("hint-lab-")
+            .prefix(&process::owned_name(""))
             .tempdir()
-            .map_err(|source| GuestError::io(&std::env::temp_dir(), source))?;
+            .map_err(|source| GuestError::io(&temporary, source))?;
         let path = folder.path();
         let agent = spec.agent_binary()?;
         let programs = spec.programs()?;

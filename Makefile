@@ -1,0 +1,48 @@
+# Front end of everything: `make` lists the targets. CARGO_TARGET_DIR is respected.
+CARGO ?= cargo
+# The version of the toolchain and network settings stay the caller's; only the target folder is made explicit.
+TARGET_DIR := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
+SKIPPED := $(TARGET_DIR)/lab/skipped
+GUEST_TARGET := x86_64-unknown-linux-gnu
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build agent check test test-full demo
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## install what the lab needs (Debian 12; packages need root)
+	@tests/setup.sh
+
+build: ## build everything, the static agent for guests too
+	$(CARGO) build --workspace --all-targets
+	@$(MAKE) --no-print-directory agent
+
+# A target folder of its own: its compiler flags differ, and in the common one each build would undo the other.
+agent:
+	RUSTFLAGS='-C target-feature=+crt-static' $(CARGO) build -p hint-agent --profile agent \
+		--target $(GUEST_TARGET) --target-dir '$(TARGET_DIR)/guest'
+
+check: ## formatting, lints, unit tests and doc tests: no root, no guests
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	$(CARGO) test --workspace --lib --bins
+	$(CARGO) test --workspace --doc
+
+# Tests with guests need both cores, so they run one after the other.
+test: setup build ## set up, build, run every test, list what was skipped
+	@rm -f '$(SKIPPED)'
+	@failed=0; \
+	$(CARGO) test --workspace --exclude lab --no-fail-fast || failed=1; \
+	$(CARGO) test -p lab --no-fail-fast -- --test-threads=1 || failed=1; \
+	if [ -s '$(SKIPPED)' ]; then echo 'Skipped for want of a capability:'; cat '$(SKIPPED)'; \
+	else echo 'No test was skipped.'; fi; \
+	if [ $$failed = 1 ]; then echo 'Some tests FAILED.'; fi; \
+	exit $$failed
+
+test-full: test ## every test, the slow ones too
+
+demo: setup ## show on real guests what folding is worth
+	$(CARGO) build --release --workspace
+	@$(MAKE) --no-print-directory agent
+	$(CARGO) run --release -p lab --bin demo
