@@ -161,7 +161,11 @@ pub fn agent() -> Result<PathBuf, AssetError> {
             .arg(&target_dir)
             .env_remove("CARGO_ENCODED_RUSTFLAGS")
             .env("RUSTFLAGS", "-C target-feature=+crt-static");
-        build(cargo, "the static agent", target_dir.join(TARGET).join("agent/hint-agent"))
+        build(
+            cargo,
+            "the static agent",
+            target_dir.join(TARGET).join("agent/hint-agent"),
+        )
     })
 }
 
@@ -172,11 +176,28 @@ pub fn agent() -> Result<PathBuf, AssetError> {
 pub fn broker() -> Result<PathBuf, AssetError> {
     static BUILT: Mutex<Option<PathBuf>> = Mutex::new(None);
     once(&BUILT, || {
-        let (profile, folder) = if cfg!(debug_assertions) { ("dev", "debug") } else { ("release", "release") };
+        let (profile, folder) = if cfg!(debug_assertions) {
+            ("dev", "debug")
+        } else {
+            ("release", "release")
+        };
         let target_dir = target_dir();
         let mut cargo = cargo();
-        cargo.args(["-p", "hint-broker", "--bins", "--profile", profile, "--target-dir"]).arg(&target_dir);
-        build(cargo, "hint-broker", target_dir.join(folder).join("hint-broker"))
+        cargo
+            .args([
+                "-p",
+                "hint-broker",
+                "--bins",
+                "--profile",
+                profile,
+                "--target-dir",
+            ])
+            .arg(&target_dir);
+        build(
+            cargo,
+            "hint-broker",
+            target_dir.join(folder).join("hint-broker"),
+        )
     })
 }
 
@@ -184,7 +205,9 @@ fn once(
     built: &Mutex<Option<PathBuf>>,
     build: impl FnOnce() -> Result<PathBuf, AssetError>,
 ) -> Result<PathBuf, AssetError> {
-    let mut built = built.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut built = built
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
     if let Some(path) = built.as_ref() {
         return Ok(path.clone());
     }
@@ -209,7 +232,11 @@ fn build(mut cargo: Command, what: &'static str, path: PathBuf) -> Result<PathBu
             stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
         });
     }
-    if path.is_file() { Ok(path) } else { Err(AssetError::Missing { what, path }) }
+    if path.is_file() {
+        Ok(path)
+    } else {
+        Err(AssetError::Missing { what, path })
+    }
 }
 
 /// The one entry of a folder whose name begins so; with several, the last by name.

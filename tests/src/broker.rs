@@ -31,7 +31,11 @@ pub struct BrokerSpec {
 
 impl Default for BrokerSpec {
     fn default() -> Self {
-        Self { mode: "enforce", lease: Duration::from_secs(5), more: String::new() }
+        Self {
+            mode: "enforce",
+            lease: Duration::from_secs(5),
+            more: String::new(),
+        }
     }
 }
 
@@ -89,7 +93,10 @@ impl Broker {
         let folder = tempfile::Builder::new()
             .prefix("hint-broker-")
             .tempdir()
-            .map_err(|source| BrokerError::File { path: std::env::temp_dir(), source })?;
+            .map_err(|source| BrokerError::File {
+                path: std::env::temp_dir(),
+                source,
+            })?;
         let config = folder.path().join("broker.toml");
         let text = format!(
             "mode = \"{}\"\n[discover]\ntcg = true\n[channel]\nvsock = false\nlease_ms = {}\n[control]\nsocket = \"{}\"\n[metrics]\nlisten = \"127.0.0.1:0\"\n{}\n",
@@ -98,7 +105,10 @@ impl Broker {
             control(folder.path()).display(),
             spec.more
         );
-        fs::write(&config, text).map_err(|source| BrokerError::File { path: config.clone(), source })?;
+        fs::write(&config, text).map_err(|source| BrokerError::File {
+            path: config.clone(),
+            source,
+        })?;
         let process = launch(folder.path(), &config)?;
         let mut broker = Self { process, folder };
         broker.wait_until_it_answers()?;
@@ -153,7 +163,10 @@ impl Broker {
         let vms = self.list()?.vms;
         let seen = vms.iter().map(|vm| vm.name.clone()).collect();
         let found = vms.into_iter().find(|vm| vm.name == name);
-        found.ok_or_else(|| BrokerError::Unseen { name: name.to_owned(), seen })
+        found.ok_or_else(|| BrokerError::Unseen {
+            name: name.to_owned(),
+            seen,
+        })
     }
 
     /// Sets its mode; with observe, waits until the agents have said that their masks are back.
@@ -164,7 +177,10 @@ impl Broker {
         Ok(self.ask(async |client| client.set_mode(mode).await)?)
     }
 
-    fn ask<T>(&self, question: impl AsyncFnOnce(&mut Client) -> Result<T, CtlError>) -> Result<T, CtlError> {
+    fn ask<T>(
+        &self,
+        question: impl AsyncFnOnce(&mut Client) -> Result<T, CtlError>,
+    ) -> Result<T, CtlError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -203,5 +219,10 @@ fn control(folder: &Path) -> PathBuf {
 fn launch(folder: &Path, config: &Path) -> Result<Process, BrokerError> {
     let broker = assets::broker()?;
     let arguments = ["run".into(), "--config".into(), config.into()];
-    Ok(Process::start(&broker, &arguments, &folder.join("log"), None)?)
+    Ok(Process::start(
+        &broker,
+        &arguments,
+        &folder.join("log"),
+        None,
+    )?)
 }

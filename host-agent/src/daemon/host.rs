@@ -184,6 +184,7 @@ impl Host {
                 .unwrap_or(Placement::Elsewhere),
             weight: policy.weight,
             min_usable: policy.min_usable,
+            enforced: policy.mode == Mode::Enforce,
             agent,
         }
     }

@@ -26,8 +26,9 @@ const IDLE_LEAST: f64 = 0.25;
 const IDLE_WINDOW: Duration = Duration::from_secs(2);
 /// Contention that was left sooner than this was undone.
 const UNDONE: Duration = Duration::from_secs(15);
-/// Below this part of the supply the load itself has ended, and nothing was undone.
+/// Below this part of the supply, in the last moment, the load itself has ended, and nothing was undone.
 const LOAD_ENDED: f64 = 0.5;
+const LAST_MOMENT: Duration = Duration::from_millis(200);
 /// The hold-off after the first undone entry, the longest, and the time after which it starts again from the first.
 const HOLD_OFF: Duration = Duration::from_secs(2);
 const HOLD_OFF_MOST: Duration = Duration::from_secs(64);
@@ -136,7 +137,7 @@ impl PoolState {
     }
 
     fn leave(&mut self, now: Duration, supply: Cpus) {
-        let used = self.mean(IDLE_WINDOW, |rates| rates.cpus - rates.idle);
+        let used = self.mean(LAST_MOMENT, |rates| rates.cpus - rates.idle);
         let goes_on = used.is_some_and(|used| used.0 >= LOAD_ENDED * supply.0);
         if now.saturating_sub(self.entered_at) < UNDONE && goes_on {
             let again = self

@@ -116,6 +116,16 @@ impl Damper {
         Move::Folded(wanted)
     }
 
+    /// Forgets all but the totals: the guest uses all its vCPUs, and no change of it was felt.
+    pub(super) fn start_anew(&mut self) {
+        let Self { folds, unfolds, .. } = *self;
+        *self = Self {
+            folds,
+            unfolds,
+            ..Self::default()
+        };
+    }
+
     pub(super) fn folds(&self) -> u64 {
         self.folds
     }

@@ -58,6 +58,8 @@ pub struct VmInput {
     pub weight: u32,
     /// The configuration's least usable.
     pub min_usable: u32,
+    /// Is its guest told to apply what is decided? Where not, the decisions are shown only.
+    pub enforced: bool,
     /// Its agent.
     pub agent: AgentState,
 }
@@ -113,6 +115,7 @@ pub struct Governor {
 #[derive(Debug)]
 struct VmState {
     first_seen: Duration,
+    enforced: bool,
     demand: Demand,
     damper: Damper,
     starves_since: Option<Duration>,
@@ -124,6 +127,7 @@ impl VmState {
     fn new(now: Duration) -> Self {
         Self {
             first_seen: now,
+            enforced: false,
             demand: Demand::default(),
             damper: Damper::default(),
             starves_since: None,
@@ -289,6 +293,11 @@ impl Governor {
             target,
             changed: false,
         };
+        if state.enforced != vm.enforced {
+            // What was only shown cost the guest nothing, so it counts against no budget.
+            state.enforced = vm.enforced;
+            state.damper.start_anew();
+        }
         if let Some(vcpus) = vm.vcpus {
             let young = now.saturating_sub(state.first_seen.max(started)) < WARM_UP;
             let wanted = match (contention, division, target) {
@@ -369,7 +378,9 @@ fn wanted(
         state.spared_until = now + state.spared;
     }
     let ran = state.demand.long_run().0 / target.0.min(f64::from(vcpus)).max(0.01);
-    let sleeps = in_use == vcpus && ran > SLEEPER.0 && ran < SLEEPER.1;
+    // A VM that wants nearly all its vCPUs shows its demand, whatever the host lets it run.
+    let sleeps =
+        in_use == vcpus && !state.demand.is_saturated() && ran > SLEEPER.0 && ran < SLEEPER.1;
     if share >= vcpus {
         all(Reason::ShareCovers)
     } else if young {

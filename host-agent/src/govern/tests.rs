@@ -15,6 +15,7 @@ struct Guest {
     agent: bool,
     placement: Placement,
     min_usable: u32,
+    enforced: bool,
     in_use: u32,
     usable: u32,
 }
@@ -27,6 +28,7 @@ fn busy(vcpus: u32) -> Guest {
         agent: true,
         placement: Placement::Pool,
         min_usable: 1,
+        enforced: true,
         in_use: vcpus,
         usable: vcpus,
     }
@@ -38,6 +40,8 @@ struct Rig {
     pcpus: f64,
     host_work: f64,
     one_cgroup: bool,
+    /// What the last guest loses to the first, of its share.
+    skew: f64,
     guests: Vec<Guest>,
     last: Step,
     changes: u32,
@@ -51,6 +55,7 @@ impl Rig {
             pcpus: f64::from(pcpus),
             host_work: 0.0,
             one_cgroup: false,
+            skew: 0.0,
             guests: guests.to_vec(),
             last: Step::default(),
             changes: 0,
@@ -83,7 +88,11 @@ impl Rig {
             weight: 100.0,
             demand: Cpus(self.host_work),
         });
-        let shares = max_min(Cpus(self.pcpus), &claims);
+        let mut shares = max_min(Cpus(self.pcpus), &claims);
+        if let [first, .., last, _] = &mut shares[..] {
+            let lost = (last.0 * self.skew).min(wants[0] - first.0);
+            (*first, *last) = (Cpus(first.0 + lost), Cpus(last.0 - lost));
+        }
         let idle = (self.pcpus - shares.iter().map(|share| share.0).sum::<f64>()).max(0.0);
         let vms = wants
             .iter()
@@ -117,7 +126,7 @@ impl Rig {
         self.last = self.governor.step(&tick, &inputs, 100);
         for (guest, decision) in self.guests.iter_mut().zip(&self.last.decisions) {
             guest.in_use = guest.usable;
-            if guest.agent {
+            if guest.agent && guest.enforced {
                 guest.usable = decision.usable.unwrap();
             }
             self.changes += u32::from(decision.changed);
@@ -184,6 +193,7 @@ fn input(index: usize, guest: &Guest) -> VmInput {
         placement: guest.placement,
         weight: guest.weight,
         min_usable: guest.min_usable,
+        enforced: guest.enforced,
         agent,
     }
 }
@@ -325,6 +335,32 @@ fn an_idle_guest_gets_its_share_when_it_wakes() {
     assert!(rig.usable()[2] >= 3);
     rig.run(3.0);
     assert_eq!(rig.usable(), [3, 3, 3]);
+}
+
+#[test]
+fn what_was_only_shown_counts_against_no_budget() {
+    let mut guests = [busy(4), busy(4)];
+    guests.iter_mut().for_each(|guest| guest.enforced = false);
+    let mut rig = Rig::new(2, &guests);
+    for _ in 0..5 {
+        rig.guests.iter_mut().for_each(|guest| guest.threads = 4.0);
+        rig.run(4.0);
+        rig.guests.iter_mut().for_each(|guest| guest.threads = 0.0);
+        rig.run(4.0);
+    }
+    rig.guests
+        .iter_mut()
+        .for_each(|guest| (guest.threads, guest.enforced) = (4.0, true));
+    assert!(rig.until(&[1, 1]) <= 1.0);
+}
+
+#[test]
+fn a_guest_that_wants_its_vcpus_and_gets_little_is_no_sleeper() {
+    // The host lets it run half its share, as real schedulers do for seconds at a time.
+    let mut rig = Rig::new(2, &[busy(4), busy(4)]);
+    rig.skew = 0.5;
+    rig.run(3.0);
+    assert_eq!(rig.usable(), [1, 1]);
 }
 
 #[test]

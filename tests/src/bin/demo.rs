@@ -19,6 +19,8 @@ const ROUNDS: usize = 3;
 const GUESTS: [&str; 2] = ["vm1", "vm2"];
 /// Messages that each of hackbench's senders passes: about fifteen seconds without hints.
 const LOOPS: u32 = 900;
+/// A guest that runs less than this has nothing left of the last round to do.
+const QUIET_MILLI_CPUS: u64 = 300;
 const LIVE: Duration = Duration::from_millis(500);
 /// Where nobody watches, so often is enough.
 const BLOCKS: Duration = Duration::from_secs(5);
@@ -67,27 +69,46 @@ fn main() -> anyhow::Result<()> {
     println!("Booting two guests with 4 vCPUs each on {PCPUS} pCPUs ...");
     let specs = GUESTS.map(|name| GuestSpec::named(name).with_agent(&["run"]));
     let guests = Guest::boot_all(&specs)?;
-    let broker = Broker::start(&BrokerSpec { mode: "observe", ..BrokerSpec::default() })?;
+    let broker = Broker::start(&BrokerSpec {
+        mode: "observe",
+        ..BrokerSpec::default()
+    })?;
     wait_for_agents(&broker)?;
-    println!("Both are up and their agents connected. hackbench runs in both at once, {ROUNDS} rounds each way, in turn.\n");
+    println!(
+        "Both are up and their agents connected. hackbench runs in both at once, {ROUNDS} rounds each way, in turn.\n"
+    );
     let mut rounds: Vec<(Arm, Round)> = Vec::new();
     for number in 1..=ROUNDS {
         // The order changes, so that neither arm gains by a machine that grows slower or faster.
-        let arms = if number % 2 == 1 { [Arm::Without, Arm::With] } else { [Arm::With, Arm::Without] };
+        let arms = if number % 2 == 1 {
+            [Arm::Without, Arm::With]
+        } else {
+            [Arm::With, Arm::Without]
+        };
         for arm in arms {
             let round = run(&broker, &guests, arm, number)?;
-            println!("round {number} {:<14} {} {:.2} s   {} {:.2} s\n", arm.name(), GUESTS[0], round.seconds[0], GUESTS[1], round.seconds[1]);
+            println!(
+                "round {number} {:<14} {} {:.2} s   {} {:.2} s\n",
+                arm.name(),
+                GUESTS[0],
+                round.seconds[0],
+                GUESTS[1],
+                round.seconds[1]
+            );
             rounds.push((arm, round));
         }
     }
-    report(&rounds)
+    report(&rounds).with_context(|| format!("the broker's log:\n{}", broker.log()))
 }
 
 /// Lets this process and all that it starts use two pCPUs only, also on a larger machine.
 fn confine() -> rustix::io::Result<()> {
     let allowed = sched_getaffinity(None)?;
     let mut two = CpuSet::new();
-    (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).take(PCPUS).for_each(|cpu| two.set(cpu));
+    (0..CpuSet::MAX_CPU)
+        .filter(|cpu| allowed.is_set(*cpu))
+        .take(PCPUS)
+        .for_each(|cpu| two.set(cpu));
     sched_setaffinity(None, &two)
 }
 
@@ -95,11 +116,24 @@ fn wait_for_agents(broker: &Broker) -> anyhow::Result<()> {
     let end = Instant::now() + Duration::from_secs(60);
     loop {
         let state = broker.list()?;
-        let connected = state.vms.iter().filter(|vm| vm.agent.as_ref().is_some_and(|agent| agent.applied.is_some())).count();
+        let connected = state
+            .vms
+            .iter()
+            .filter(|vm| {
+                vm.agent
+                    .as_ref()
+                    .is_some_and(|agent| agent.applied.is_some())
+            })
+            .count();
         if connected == GUESTS.len() {
             return Ok(());
         }
-        ensure!(Instant::now() < end, "the agents did not connect:\n{}\n{}", render_table(&state, TABLE_WIDTH), broker.log());
+        ensure!(
+            Instant::now() < end,
+            "the agents did not connect:\n{}\n{}",
+            render_table(&state, TABLE_WIDTH),
+            broker.log()
+        );
         thread::sleep(Duration::from_millis(100));
     }
 }
@@ -110,13 +144,26 @@ fn run(broker: &Broker, guests: &[Guest], arm: Arm, number: usize) -> anyhow::Re
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
         let watcher = scope.spawn(|| watch(broker, arm, number, &done));
-        let loads: Vec<_> = guests.iter().map(|guest| scope.spawn(|| guest.hackbench(LOOPS))).collect();
-        let seconds: Result<Vec<f64>, _> =
-            loads.into_iter().map(|load| load.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect();
+        let loads: Vec<_> = guests
+            .iter()
+            .map(|guest| scope.spawn(|| guest.hackbench(LOOPS)))
+            .collect();
+        let seconds: Result<Vec<f64>, _> = loads
+            .into_iter()
+            .map(|load| {
+                load.join()
+                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            })
+            .collect();
         done.store(true, Ordering::Relaxed);
-        let folded = watcher.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        let folded = watcher
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         let seconds = seconds?;
-        Ok(Round { seconds: [seconds[0], seconds[1]], folded })
+        Ok(Round {
+            seconds: [seconds[0], seconds[1]],
+            folded,
+        })
     })
 }
 
@@ -126,12 +173,19 @@ fn settle(broker: &Broker, guests: &[Guest]) -> anyhow::Result<()> {
     for guest in guests {
         let patience = Duration::from_secs(30);
         let cpus = guest.wait_for(patience, Guest::work_cpus, |cpus| cpus.len() == 4)?;
-        ensure!(cpus.len() == 4, "{} uses CPUs {cpus} of 0-3 with hints off", guest.name());
+        ensure!(
+            cpus.len() == 4,
+            "{} uses CPUs {cpus} of 0-3 with hints off",
+            guest.name()
+        );
     }
-    let quiet = |state: &HostState| state.host.contention() == v1::Contention::None;
+    let quiet = |state: &HostState| {
+        let idle = |vm: &v1::Vm| vm.run_milli_cpus.is_some_and(|run| run < QUIET_MILLI_CPUS);
+        state.vms.iter().all(idle)
+    };
     let end = Instant::now() + Duration::from_secs(60);
     while !quiet(&broker.list()?) {
-        ensure!(Instant::now() < end, "the host does not become quiet");
+        ensure!(Instant::now() < end, "the guests do not become quiet");
         thread::sleep(Duration::from_millis(200));
     }
     Ok(())
@@ -147,8 +201,16 @@ fn watch(broker: &Broker, arm: Arm, number: usize, done: &AtomicBool) -> anyhow:
         let state = broker.list()?;
         folded |= both_folded(&state);
         if terminal || shown.is_none_or(|then| then.elapsed() >= BLOCKS) {
-            let table = format!("round {number} of {ROUNDS}, {}\n{}", arm.name(), render_table(&state, TABLE_WIDTH));
-            let back = if terminal && lines > 0 { format!("\x1b[{lines}A\x1b[J") } else { String::new() };
+            let table = format!(
+                "round {number} of {ROUNDS}, {}\n{}",
+                arm.name(),
+                render_table(&state, TABLE_WIDTH)
+            );
+            let back = if terminal && lines > 0 {
+                format!("\x1b[{lines}A\x1b[J")
+            } else {
+                String::new()
+            };
             println!("{back}{table}");
             std::io::stdout().flush()?;
             lines = table.lines().count() + usize::from(table.ends_with('\n'));
@@ -168,17 +230,32 @@ fn both_folded(state: &HostState) -> bool {
 }
 
 fn report(rounds: &[(Arm, Round)]) -> anyhow::Result<()> {
-    let of = |arm: Arm| rounds.iter().filter(move |(of, _)| *of == arm).map(|(_, round)| round);
+    let of = |arm: Arm| {
+        rounds
+            .iter()
+            .filter(move |(of, _)| *of == arm)
+            .map(|(_, round)| round)
+    };
     for arm in [Arm::Without, Arm::With] {
-        let times: Vec<String> = of(arm).map(|round| format!("{:.2}", round.mean())).collect();
-        println!("{:<14} {} s, median {:.2} s (mean of both guests, each round)", arm.name(), times.join(" "), median(of(arm)));
+        let times: Vec<String> = of(arm)
+            .map(|round| format!("{:.2}", round.mean()))
+            .collect();
+        println!(
+            "{:<14} {} s, median {:.2} s (mean of both guests, each round)",
+            arm.name(),
+            times.join(" "),
+            median(of(arm))
+        );
     }
     let folded = of(Arm::With).filter(|round| round.folded).count();
     println!("folded to 1 vCPU each for contention: {folded} of {ROUNDS} rounds with hints");
     if of(Arm::Without).any(|round| round.folded) {
         bail!("guests were folded in a round without hints");
     }
-    ensure!(folded == ROUNDS, "expected every round with hints to fold both guests to one vCPU");
+    ensure!(
+        folded == ROUNDS,
+        "expected every round with hints to fold both guests to one vCPU"
+    );
     let speed_up = median(of(Arm::Without)) / median(of(Arm::With));
     println!("speed-up with hints: {speed_up:.2}x (2 VMs x 4 vCPUs on {PCPUS} pCPUs, hackbench)");
     Ok(())
