@@ -5,6 +5,7 @@
 
 pub mod config;
 pub mod control;
+pub mod ctl;
 pub mod daemon;
 pub mod discover;
 pub mod entitle;

@@ -51,9 +51,12 @@ pub fn vm(view: &VmView) -> v1::Vm {
     }
 }
 
-/// Number of CPUs that a guest has in use, by its agent's word.
+/// Number of CPUs that a guest has in use, by its agent's word; `None` when the agent can't tell.
 #[must_use]
 pub fn applied(agent: &Agent) -> Option<u32> {
+    if agent.preferred.is_empty() {
+        return None;
+    }
     u32::try_from(agent.online.intersection(&agent.preferred).len()).ok()
 }
 

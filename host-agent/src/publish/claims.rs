@@ -24,10 +24,10 @@ pub(super) struct Answer {
     pub(super) sequence: u64,
     /// What became of it.
     pub(super) outcome: Outcome,
-    /// CPUs in use.
+    /// CPUs in use; empty when the agent can't tell.
     pub(super) preferred: CpuSet,
-    /// Online CPUs.
-    pub(super) online: CpuSet,
+    /// Online CPUs; `None` when the agent can't tell.
+    pub(super) online: Option<CpuSet>,
 }
 
 /// The agent that a Hello describes.
@@ -58,8 +58,8 @@ pub(super) fn agent(hello: &v1::Hello) -> Result<Agent, Status> {
         version: name("hello.agent_version", &hello.agent_version)?,
         kernel_release: name("hello.kernel_release", &hello.kernel_release)?,
         actuator: actuator.to_owned(),
-        online: some_cpus("hello.online", &hello.online)?,
-        preferred: some_cpus("hello.preferred", &hello.preferred)?,
+        online: some("hello.online", cpus("hello.online", &hello.online)?)?,
+        preferred: cpus("hello.preferred", &hello.preferred)?,
         outcome: None,
         runnable_tasks: None,
     })
@@ -85,8 +85,8 @@ pub(super) fn answer(applied: &v1::Applied) -> Result<Answer, Status> {
         epoch: applied.epoch,
         sequence: applied.sequence,
         outcome,
-        preferred: some_cpus("applied.preferred", &applied.preferred)?,
-        online: some_cpus("applied.online", &applied.online)?,
+        preferred: cpus("applied.preferred", &applied.preferred)?,
+        online: known(cpus("applied.online", &applied.online)?),
     })
 }
 
@@ -100,10 +100,7 @@ pub(super) fn report(report: &v1::Report) -> Result<(Option<u32>, Option<CpuSet>
         ));
     }
     let online = cpus("report.online", &report.online)?;
-    Ok((
-        report.runnable_tasks,
-        Some(online).filter(|o| !o.is_empty()),
-    ))
+    Ok((report.runnable_tasks, known(online)))
 }
 
 /// The reason in a Goodbye.
@@ -157,12 +154,12 @@ fn free_text(field: &str, text: &str) -> Result<String, Status> {
     Ok(printable(text))
 }
 
-fn some_cpus(field: &str, text: &str) -> Result<CpuSet, Status> {
-    let set = cpus(field, text)?;
-    if set.is_empty() {
-        return Err(invalid(field, "expected at least one CPU", "none"));
-    }
-    Ok(set)
+fn some(field: &str, cpus: CpuSet) -> Result<CpuSet, Status> {
+    known(cpus).ok_or_else(|| invalid(field, "expected at least one CPU", "none"))
+}
+
+fn known(cpus: CpuSet) -> Option<CpuSet> {
+    (!cpus.is_empty()).then_some(cpus)
 }
 
 fn cpus(field: &str, text: &str) -> Result<CpuSet, Status> {
@@ -228,9 +225,18 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn an_agent_that_cannot_read_its_mask_counts_as_folded() {
+        let unread = v1::Hello {
+            preferred: String::new(),
+            ..hello()
+        };
+        assert!(agent(&unread).unwrap().folded());
+    }
+
+    #[test]
     fn bad_values_name_their_field() {
         type Spoil = fn(&mut v1::Hello);
-        let cases: [(&str, Spoil); 12] = [
+        let cases: [(&str, Spoil); 11] = [
             ("hello.protocol", |h| h.protocol = 2),
             ("hello.actuator", |h| h.actuator = 0),
             ("hello.actuator", |h| h.actuator = 99),
@@ -238,7 +244,6 @@ pub(super) mod tests {
             ("hello.online", |h| h.online = String::new()),
             ("hello.online", |h| h.online = "8192".to_owned()),
             ("hello.preferred", |h| h.preferred = "0-3,3-0".to_owned()),
-            ("hello.preferred", |h| h.preferred = " ".to_owned()),
             ("hello.untouched", |h| h.untouched = "-".to_owned()),
             ("hello.agent_version", |h| h.agent_version = "v".repeat(257)),
             ("hello.kernel_release", |h| {

@@ -39,10 +39,10 @@ use super::ChannelSettings;
 use super::claims;
 use super::outbox::Outbox;
 use super::slot::{Offer, Slot, Turn};
-use crate::model::Mode;
+use crate::model::{Mode, Outcome};
 use crate::wire;
 
-/// How long a guest may take to read a session's last message.
+/// How long a guest may take to read a session's last message, and then to answer it.
 const LAST_WORD: Duration = Duration::from_secs(1);
 /// How long an agent that was replaced should wait before it dials again: else two agents of one guest take turns for ever.
 const RETRY_AFTER_REPLACED_MS: u32 = 10_000;
@@ -70,8 +70,10 @@ enum End {
     Left(String),
     /// The guest did wrong.
     Refused(Status),
-    /// The broker ends it.
-    Goodbye(v1::Goodbye, Option<Status>),
+    /// The broker ends it, and the status says so to agents that don't know Goodbye.
+    Goodbye(v1::Goodbye, Status),
+    /// The broker leaves: the guest puts its mask back and says so.
+    Leaving(v1::Goodbye),
 }
 
 impl Session {
@@ -91,8 +93,17 @@ impl Session {
             End::Goodbye(goodbye, status) => {
                 tracing::info!(vm = %self.slot.vm, "session ended: {}", goodbye.reason);
                 last_word(&out, Ok(response(Message::Goodbye(goodbye)))).await;
-                if let Some(status) = status {
-                    last_word(&out, Err(status)).await;
+                last_word(&out, Err(status)).await;
+            }
+            End::Leaving(goodbye) => {
+                last_word(&out, Ok(response(Message::Goodbye(goodbye)))).await;
+                match timeout(LAST_WORD, last_answer(&mut inbound)).await {
+                    Ok(Some(outcome)) => {
+                        tracing::info!(vm = %self.slot.vm, ?outcome, "agent took the goodbye");
+                    }
+                    Ok(None) | Err(_) => {
+                        tracing::info!(vm = %self.slot.vm, "agent gave no answer to the goodbye; its lease ends by itself");
+                    }
                 }
             }
         }
@@ -188,7 +199,10 @@ impl Session {
                 }
                 reason = leaving.wait_for(Option::is_some) => {
                     let reason = reason.ok().and_then(|reason| reason.clone());
-                    return goodbye(reason.as_deref().unwrap_or("the broker leaves"), 0, None);
+                    return End::Leaving(v1::Goodbye {
+                        reason: reason.unwrap_or_else(|| "the broker leaves".to_owned()),
+                        retry_after_ms: 0,
+                    });
                 }
             }
         }
@@ -208,7 +222,9 @@ impl Session {
                 }
                 self.slot.update(number, |agent| {
                     agent.preferred = answer.preferred;
-                    agent.online = answer.online;
+                    if let Some(online) = answer.online {
+                        agent.online = online;
+                    }
                     agent.outcome = Some(answer.outcome);
                 });
                 Ok(())
@@ -280,20 +296,19 @@ fn replaced() -> End {
     goodbye(
         "another session of this VM replaces this one",
         RETRY_AFTER_REPLACED_MS,
-        Some(Status::aborted("replaced by another session of this VM")),
     )
 }
 
 fn vm_gone() -> End {
-    goodbye("the VM that this connection belongs to is gone", 0, None)
+    goodbye("the VM that this connection belongs to is gone", 0)
 }
 
-fn goodbye(reason: &str, retry_after_ms: u32, status: Option<Status>) -> End {
+fn goodbye(reason: &str, retry_after_ms: u32) -> End {
     let goodbye = v1::Goodbye {
         reason: reason.to_owned(),
         retry_after_ms,
     };
-    End::Goodbye(goodbye, status)
+    End::Goodbye(goodbye, Status::aborted(reason))
 }
 
 fn response(message: Message) -> v1::SessionResponse {
@@ -307,4 +322,15 @@ async fn last_word(out: &Sender, word: Result<v1::SessionResponse, Status>) {
     if timeout(LAST_WORD, out.send(word)).await.is_err() {
         tracing::debug!("a guest did not read its session's last message");
     }
+}
+
+/// Listens until the guest closes the stream; what became of its hint, by its last answer.
+async fn last_answer(inbound: &mut Streaming<v1::SessionRequest>) -> Option<Outcome> {
+    let mut outcome = None;
+    while let Ok(Some(request)) = inbound.message().await {
+        if let Some(Said::Applied(applied)) = request.message {
+            outcome = claims::answer(&applied).ok().map(|answer| answer.outcome);
+        }
+    }
+    outcome
 }
