@@ -179,7 +179,6 @@ impl Agent {
                 self.last = HintId::default();
                 self.apply_again = None;
                 self.outbox = Some(outbox);
-                self.report();
             }
             Event::Hint(hint, received) => self.on_hint(&hint, received),
             Event::Goodbye(_) => self.restore(now()),

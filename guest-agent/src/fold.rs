@@ -7,8 +7,7 @@ use std::time::Instant;
 
 use hint_proto::{CpuSet, v1};
 
-use crate::apply::{Actuator, ApplyError, carry_out};
-use crate::apply::{Plan, Wish};
+use crate::apply::{Actuator, ApplyError, Plan, Wish, carry_out};
 use crate::choose::choose;
 use crate::files::Files;
 use crate::guardian::{Guardian, GuardianError};
@@ -183,7 +182,8 @@ impl Fold {
                 let preferred = folded.preferred.clone();
                 self.state.publish(&preferred)?;
             }
-            (Err(_), None) => {
+            (Err(error), None) => {
+                tracing::debug!(%error, "back to the mask as found");
                 self.folded = Some(Folded {
                     record: plan.record,
                     preferred,

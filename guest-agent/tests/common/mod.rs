@@ -2,6 +2,8 @@
 
 #![allow(dead_code)] // each test file uses its own part
 
+pub(crate) mod kernel;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -19,21 +21,21 @@ use tokio::task::JoinHandle;
 use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
 use tonic::{Status, Streaming};
 
-pub const PROGRAM: &str = env!("CARGO_BIN_EXE_hint-agent");
-pub const PARAVIRT: &str = "sys/devices/system/cpu/paravirt";
-pub const ONLINE: &str = "sys/devices/system/cpu/online";
+pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_hint-agent");
+pub(crate) const PARAVIRT: &str = "sys/devices/system/cpu/paravirt";
+pub(crate) const ONLINE: &str = "sys/devices/system/cpu/online";
 /// Far more than anything here takes, even on a machine that does other work.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A guest's files, and room for state and sockets beside them.
 #[derive(Debug)]
-pub struct Guest {
+pub(crate) struct Guest {
     dir: tempfile::TempDir,
 }
 
 impl Guest {
     /// A guest without an actuator.
-    pub fn bare(cpus: u32) -> Self {
+    pub(crate) fn bare(cpus: u32) -> Self {
         let guest = Self {
             dir: tempfile::tempdir().unwrap(),
         };
@@ -46,46 +48,46 @@ impl Guest {
     }
 
     /// A guest whose kernel has the mask of CPUs to avoid.
-    pub fn paravirt(cpus: u32) -> Self {
+    pub(crate) fn paravirt(cpus: u32) -> Self {
         let guest = Self::bare(cpus);
         guest.put(PARAVIRT, "\n");
         guest
     }
 
-    pub fn root(&self) -> PathBuf {
+    pub(crate) fn root(&self) -> PathBuf {
         self.dir.path().join("root")
     }
 
-    pub fn state(&self) -> PathBuf {
+    pub(crate) fn state(&self) -> PathBuf {
         self.dir.path().join("state")
     }
 
-    pub fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.dir.path().join("broker.sock")
     }
 
-    pub fn put(&self, path: &str, text: &str) {
+    pub(crate) fn put(&self, path: &str, text: &str) {
         let path = self.root().join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
     }
 
-    pub fn get(&self, path: &str) -> String {
+    pub(crate) fn get(&self, path: &str) -> String {
         fs::read_to_string(self.root().join(path)).unwrap()
     }
 
     /// The CPUs to avoid, as the kernel has them.
-    pub fn avoided(&self) -> String {
+    pub(crate) fn avoided(&self) -> String {
         self.get(PARAVIRT).trim().to_owned()
     }
 
-    pub fn has_record(&self) -> bool {
+    pub(crate) fn has_record(&self) -> bool {
         self.state().join("restore.json").exists()
     }
 }
 
 /// Waits until something is so.
-pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+pub(crate) fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_so() {
         assert!(start.elapsed() < PATIENCE, "not in time: {what}");
@@ -95,16 +97,16 @@ pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
 
 /// The real program, killed with the test if it is still there.
 #[derive(Debug)]
-pub struct Agent {
+pub(crate) struct Agent {
     child: Child,
 }
 
 impl Agent {
-    pub fn start(guest: &Guest) -> Self {
+    pub(crate) fn start(guest: &Guest) -> Self {
         Self::start_with(guest, Stdio::inherit())
     }
 
-    pub fn start_with(guest: &Guest, stderr: Stdio) -> Self {
+    pub(crate) fn start_with(guest: &Guest, stderr: Stdio) -> Self {
         let child = Command::new(PROGRAM)
             .arg("run")
             .arg("--endpoint")
@@ -119,20 +121,20 @@ impl Agent {
         Self { child }
     }
 
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    pub fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         send(self.pid(), signal);
     }
 
-    pub fn child(&mut self) -> &mut Child {
+    pub(crate) fn child(&mut self) -> &mut Child {
         &mut self.child
     }
 
     /// Its exit; fails the test when it does not end.
-    pub fn ended(&mut self) -> ExitStatus {
+    pub(crate) fn ended(&mut self) -> ExitStatus {
         let mut status = None;
         eventually("the agent ends", || {
             status = self.child.try_wait().unwrap();
@@ -142,7 +144,7 @@ impl Agent {
     }
 
     /// Its guardian's PID.
-    pub fn guardian(&self) -> u32 {
+    pub(crate) fn guardian(&self) -> u32 {
         let mut found = None;
         eventually("there is a guardian", || {
             found = child_of(self.pid());
@@ -159,20 +161,20 @@ impl Drop for Agent {
     }
 }
 
-pub fn send(pid: u32, signal: Signal) {
+pub(crate) fn send(pid: u32, signal: Signal) {
     let pid = Pid::from_raw(pid.try_into().unwrap()).unwrap();
     kill_process(pid, signal).unwrap();
 }
 
 /// State letter and parent of a process; `None` when it is gone.
-pub fn state_of(pid: u32) -> Option<(char, u32)> {
+pub(crate) fn state_of(pid: u32) -> Option<(char, u32)> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let mut fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
     Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
 }
 
 /// Does the process run (zombies don't)?
-pub fn lives(pid: u32) -> bool {
+pub(crate) fn lives(pid: u32) -> bool {
     state_of(pid).is_some_and(|(state, _)| state != 'Z')
 }
 
@@ -188,26 +190,26 @@ fn child_of(parent: u32) -> Option<u32> {
 
 /// One stream of an agent, from the broker's side.
 #[derive(Debug)]
-pub struct Stream {
-    pub hello: v1::Hello,
+pub(crate) struct Stream {
+    pub(crate) hello: v1::Hello,
     requests: Streaming<v1::SessionRequest>,
     responses: mpsc::Sender<Result<v1::SessionResponse, Status>>,
 }
 
 impl Stream {
-    pub async fn say(&self, message: Response) {
+    pub(crate) async fn say(&self, message: Response) {
         let message = v1::SessionResponse {
             message: Some(message),
         };
         self.responses.send(Ok(message)).await.unwrap();
     }
 
-    pub async fn hint(&self, hint: v1::Hint) {
+    pub(crate) async fn hint(&self, hint: v1::Hint) {
         self.say(Response::Hint(hint)).await;
     }
 
     /// The next message, whatever it is; `None` when the agent has closed.
-    pub async fn next(&mut self) -> Option<Request> {
+    pub(crate) async fn next(&mut self) -> Option<Request> {
         tokio::time::timeout(PATIENCE, self.requests.message())
             .await
             .expect("a message in time")
@@ -216,7 +218,7 @@ impl Stream {
     }
 
     /// The next answer; heartbeats and reports are passed over.
-    pub async fn applied(&mut self) -> v1::Applied {
+    pub(crate) async fn applied(&mut self) -> v1::Applied {
         loop {
             match self.next().await {
                 Some(Request::Applied(applied)) => return applied,
@@ -229,7 +231,7 @@ impl Stream {
 
 /// A broker that greets; the test plays the rest.
 #[derive(Debug)]
-pub struct Broker {
+pub(crate) struct Broker {
     streams: mpsc::Receiver<Stream>,
     server: JoinHandle<()>,
 }
@@ -269,11 +271,11 @@ impl GuestService for Service {
 
 impl Broker {
     /// A broker with a deadline that no test reaches.
-    pub fn start(guest: &Guest, epoch: u64) -> Self {
+    pub(crate) fn start(guest: &Guest, epoch: u64) -> Self {
         Self::start_with(guest, epoch, Duration::from_secs(120))
     }
 
-    pub fn start_with(guest: &Guest, epoch: u64, deadline: Duration) -> Self {
+    pub(crate) fn start_with(guest: &Guest, epoch: u64, deadline: Duration) -> Self {
         let deadline_ms = u32::try_from(deadline.as_millis()).unwrap();
         let welcome = v1::Welcome {
             protocol: hint_proto::PROTOCOL,
@@ -299,7 +301,7 @@ impl Broker {
     }
 
     /// The next agent that says hello.
-    pub async fn accept(&mut self) -> Stream {
+    pub(crate) async fn accept(&mut self) -> Stream {
         tokio::time::timeout(PATIENCE, self.streams.recv())
             .await
             .expect("an agent in time")
@@ -307,19 +309,19 @@ impl Broker {
     }
 
     /// Nobody listens any more; streams that the test holds stay open.
-    pub fn stop(self) {
+    pub(crate) fn stop(self) {
         self.server.abort();
     }
 }
 
 /// Listens at `path`; a socket of a broker before is replaced.
-pub fn listen(path: &Path) -> UnixListener {
+pub(crate) fn listen(path: &Path) -> UnixListener {
     let _ = fs::remove_file(path);
     UnixListener::bind(path).unwrap()
 }
 
 /// A hint to enforce with a lease that no test reaches.
-pub fn hint(epoch: u64, sequence: u64, usable: u32) -> v1::Hint {
+pub(crate) fn hint(epoch: u64, sequence: u64, usable: u32) -> v1::Hint {
     v1::Hint {
         epoch,
         sequence,
