@@ -1,5 +1,7 @@
 //! Whatever ends the agent, the guest gets its mask back: the real program and real signals.
 
+#![allow(clippy::unwrap_used)] // a panic is how a test fails, also in its helpers
+
 mod common;
 
 use std::fs;

@@ -1,5 +1,7 @@
 //! The agent against a real gRPC server on a real Unix socket.
 
+#![allow(clippy::unwrap_used)] // a panic is how a test fails, also in its helpers
+
 mod common;
 
 use std::time::{Duration, Instant};
