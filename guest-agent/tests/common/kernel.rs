@@ -90,6 +90,7 @@ impl Kernel {
         let group = self.root.join(CGROUPS).join(name);
         fs::create_dir_all(&group).unwrap();
         fs::write(group.join("cgroup.type"), "domain\n").unwrap();
+        fs::write(group.join("cgroup.events"), "populated 1\nfrozen 0\n").unwrap();
         if self.control().contains("cpuset") {
             self.add_cpuset(&group);
         }
@@ -149,6 +150,10 @@ impl Kernel {
 
     fn write_cpuset(&self, path: &Path, text: &str) -> io::Result<()> {
         let cpus = CpuSet::parse_list(text).map_err(|_| Errno::INVAL)?;
+        let events = self.read(&path.with_file_name("cgroup.events"))?;
+        if cpus.is_empty() && self.read(path)?.trim() != "" && events.contains("populated 1") {
+            return Err(Errno::NOSPC.into());
+        }
         self.files.write(path, &format!("{cpus}\n"))?;
         let allowed = cpus.intersection(&self.online());
         let effective = if allowed.is_empty() {
