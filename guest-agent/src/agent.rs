@@ -179,10 +179,9 @@ impl Agent {
                 self.last = HintId::default();
                 self.apply_again = None;
                 self.outbox = Some(outbox);
-                self.report();
             }
             Event::Hint(hint, received) => self.on_hint(&hint, received),
-            Event::Goodbye(_) => self.restore(now()),
+            Event::Goodbye => self.restore(now()),
             Event::Down => self.outbox = None,
         }
     }
@@ -227,7 +226,7 @@ impl Agent {
             return;
         }
         self.apply_again = None;
-        match self.follow(usable, received + lease, now) {
+        match self.fold.follow(usable, received + lease, now) {
             Ok(Change::None) if renewal => {}
             Ok(Change::None) if !self.fold.is_folded() => {
                 self.answer(v1::Outcome::Applied, String::new());
@@ -237,16 +236,14 @@ impl Agent {
                 tracing::error!(%error, "the hint is not applied");
                 self.apply_again = Some(now + RETRY);
                 self.answer(v1::Outcome::Failed, error.to_string());
+                if matches!(error, FoldError::Guardian(_)) {
+                    self.restore(now);
+                }
             }
         }
         if !self.fold.is_folded() {
             self.lease.end();
         }
-    }
-
-    fn follow(&mut self, usable: u32, ends: Instant, now: Instant) -> Result<Change, FoldError> {
-        self.fold.guardian().lease(ends, now)?;
-        self.fold.follow(usable, now)
     }
 
     fn success(&self) -> v1::Outcome {

@@ -7,8 +7,7 @@ use std::time::Instant;
 
 use hint_proto::{CpuSet, v1};
 
-use crate::apply::{Actuator, ApplyError, carry_out};
-use crate::apply::{Plan, Wish};
+use crate::apply::{Actuator, ApplyError, Plan, Wish, carry_out};
 use crate::choose::choose;
 use crate::files::Files;
 use crate::guardian::{Guardian, GuardianError};
@@ -128,11 +127,16 @@ impl Fold {
         Ok(self.actuator.current(self.files.as_ref(), &online)?)
     }
 
-    /// Makes the guest use `usable` CPUs.
+    /// Makes the guest use `usable` CPUs, and the guardian expect the next word by `lease_ends`.
     ///
     /// # Errors
     /// When it can't be done; the mask is as it was before, unless the error says otherwise.
-    pub fn follow(&mut self, usable: u32, now: Instant) -> Result<Change, FoldError> {
+    pub fn follow(
+        &mut self,
+        usable: u32,
+        lease_ends: Instant,
+        now: Instant,
+    ) -> Result<Change, FoldError> {
         let in_use = match &self.folded {
             Some(folded) => folded.preferred.clone(),
             None => self.current()?,
@@ -146,6 +150,7 @@ impl Fold {
                 None => Change::None,
             });
         }
+        self.guardian.lease(lease_ends, now)?;
         let before = self.folded.as_ref().map_or_else(
             || Record {
                 boot_id: system::boot_id(self.files.as_ref()),
@@ -183,7 +188,8 @@ impl Fold {
                 let preferred = folded.preferred.clone();
                 self.state.publish(&preferred)?;
             }
-            (Err(_), None) => {
+            (Err(error), None) => {
+                tracing::debug!(%error, "back to the mask as found");
                 self.folded = Some(Folded {
                     record: plan.record,
                     preferred,
@@ -223,6 +229,9 @@ impl Fold {
         };
         let restored = restore(self.files.as_ref(), &self.state, &folded.record)?;
         self.folded = None;
+        for (path, text) in &restored.replaced {
+            tracing::info!(path = %path.display(), text, "restored with another text for the same mask");
+        }
         for (path, why) in &restored.left {
             tracing::warn!(path = %path.display(), "{why}");
         }

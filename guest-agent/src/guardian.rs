@@ -272,6 +272,8 @@ struct Watch {
     state: StateDir,
     held: Option<Record>,
     lease_ends: Option<Instant>,
+    /// Said already.
+    last_error: String,
 }
 
 impl Watch {
@@ -308,6 +310,9 @@ impl Watch {
                 for path in &restored.files {
                     say(&format!("{why}: restored {}", path.display()));
                 }
+                for (path, text) in &restored.replaced {
+                    say(&format!("{why}: restored {} as {text:?}", path.display()));
+                }
                 for (path, reason) in &restored.left {
                     say(&format!("{why}: left {}: {reason}", path.display()));
                 }
@@ -315,7 +320,11 @@ impl Watch {
                 true
             }
             Err(error) => {
-                say(&format!("{why}: {error}"));
+                let error = format!("{why}: {error}");
+                if error != self.last_error {
+                    say(&error);
+                    self.last_error = error;
+                }
                 false
             }
         }
@@ -334,6 +343,7 @@ pub fn run(root: &Path, state: &Path) -> ExitCode {
         state: StateDir::new(state),
         held: None,
         lease_ends: None,
+        last_error: String::new(),
     };
     if let Err(error) = listen(&mut watch) {
         say(&format!("can't read from the agent: {error}"));

@@ -164,6 +164,9 @@ fn restore(common: Common) -> anyhow::Result<()> {
             for path in restored.files {
                 println!("restored {}", path.display());
             }
+            for (path, text) in restored.replaced {
+                println!("restored {} as {text:?}", path.display());
+            }
             for (path, why) in restored.left {
                 println!("left {}: {why}", path.display());
             }

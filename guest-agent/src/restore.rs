@@ -34,6 +34,8 @@ pub struct Entry {
     pub path: PathBuf,
     /// Its text before the agent wrote it for the first time.
     pub found: String,
+    /// Texts for the same mask, or the nearest, to try in this order when the kernel refuses `found`.
+    pub instead: Vec<String>,
     /// Texts that the agent may have left in it: the last one, and the one before while a change is under way.
     pub wrote: Vec<String>,
     /// May somebody else own the file too? Then a text that is neither `found` nor in `wrote` is theirs and stays.
@@ -44,7 +46,8 @@ impl Entry {
     /// Whose text is `current`?
     #[must_use]
     pub fn author(&self, current: &str) -> Author {
-        if same(current, &self.found) {
+        let same_as_found = |text| same(current, text);
+        if same_as_found(&self.found) || self.instead.iter().any(|text| same_as_found(text)) {
             Author::Found
         } else if self.wrote.iter().any(|text| same(current, text)) {
             Author::Agent
@@ -63,7 +66,7 @@ impl Entry {
 /// Who put a text into a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Author {
-    /// It is what the agent had found.
+    /// It is what the agent had found, or stands for it.
     Found,
     /// The agent.
     Agent,
@@ -85,8 +88,10 @@ fn same(a: &str, b: &str) -> bool {
 /// What a restoration did.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Restored {
-    /// Files that were written.
+    /// Files that have their text back.
     pub files: Vec<PathBuf>,
+    /// Files for which the kernel refuses the text that was found, and what they have instead.
+    pub replaced: Vec<(PathBuf, String)>,
     /// Files that were left as they are, and why.
     pub left: Vec<(PathBuf, String)>,
 }
@@ -267,7 +272,8 @@ pub fn restore(
     for entry in &record.files {
         match restore_entry(files, entry) {
             Ok(Fate::Unchanged) => {}
-            Ok(Fate::Written) => done.files.push(entry.path.clone()),
+            Ok(Fate::Written(None)) => done.files.push(entry.path.clone()),
+            Ok(Fate::Written(Some(text))) => done.replaced.push((entry.path.clone(), text)),
             Ok(Fate::Left(why)) => done.left.push((entry.path.clone(), why)),
             Err(error) if is_gone(&error) => {}
             Err(error) => failed.push((entry.path.clone(), entry.found.clone(), error)),
@@ -311,7 +317,8 @@ pub fn restore_left_over(
 /// What became of one file.
 enum Fate {
     Unchanged,
-    Written,
+    /// With the text that the kernel took instead of the one that was found.
+    Written(Option<String>),
     Left(String),
 }
 
@@ -326,18 +333,34 @@ fn restore_entry(files: &dyn Files, entry: &Entry) -> io::Result<Fate> {
             "somebody else has written {text:?} meanwhile: it stays"
         )));
     }
-    let text = writable_text(&entry.found);
-    match files.write(&entry.path, text) {
-        // The mask as found can have become impossible when CPUs went offline; no mask at all is the nearest.
-        Err(error) if !entry.shared && error.kind() == io::ErrorKind::InvalidInput => {
-            files.write(&entry.path, "\n")?;
-            Ok(Fate::Left(format!(
-                "the kernel refuses {:?} by now: the mask is cleared",
-                text.trim()
-            )))
-        }
-        result => result.map(|()| Fate::Written),
+    put_back(files, &entry.path, &entry.found, &entry.instead).map(Fate::Written)
+}
+
+/// Writes `text`, or the first of `instead` that the kernel takes when it refuses `text`; gives the latter.
+///
+/// # Errors
+/// The kernel's first one.
+pub fn put_back(
+    files: &dyn Files,
+    path: &Path,
+    text: &str,
+    instead: &[String],
+) -> io::Result<Option<String>> {
+    let Err(error) = files.write(path, writable_text(text)) else {
+        return Ok(None);
+    };
+    let refused = matches!(
+        error.kind(),
+        io::ErrorKind::InvalidInput | io::ErrorKind::StorageFull
+    );
+    if refused
+        && let Some(taken) = instead
+            .iter()
+            .find(|text| files.write(path, writable_text(text)).is_ok())
+    {
+        return Ok(Some(taken.trim().to_owned()));
     }
+    Err(error)
 }
 
 fn disable_cpuset(
@@ -359,7 +382,12 @@ fn disable_cpuset(
         return;
     }
     match files.write(path, "-cpuset") {
-        Ok(()) => done.files.push(path.to_owned()),
+        Ok(()) => {
+            // The groups' files are gone with the controller, whatever text they had.
+            done.files
+                .extend(done.replaced.drain(..).map(|(path, _)| path));
+            done.files.push(path.to_owned());
+        }
         Err(error) if error.kind() == io::ErrorKind::ResourceBusy => done.left.push((
             path.to_owned(),
             "a group below uses the cpuset controller now: it stays enabled".to_owned(),

@@ -169,7 +169,7 @@ pub enum Event {
     /// A hint, and when it was received.
     Hint(v1::Hint, Instant),
     /// The broker leaves.
-    Goodbye(String),
+    Goodbye,
     /// The stream is gone; its outbox leads nowhere any more.
     Down,
 }
@@ -190,12 +190,6 @@ impl Outbox {
     }
 }
 
-/// How a stream that worked ended.
-struct Left {
-    /// Pause that the broker asked for.
-    retry_after: Duration,
-}
-
 /// Keeps a stream to the broker for as long as the agent listens to `events`.
 pub async fn run(endpoint: Endpoint, events: mpsc::Sender<Event>) {
     let mut backoff = Backoff::default();
@@ -206,9 +200,9 @@ pub async fn run(endpoint: Endpoint, events: mpsc::Sender<Event>) {
             return;
         }
         let asked = match result {
-            Ok(left) => {
+            Ok(asked) => {
                 last_error.clear();
-                left.retry_after.min(LONGEST_PAUSE)
+                asked.min(LONGEST_PAUSE)
             }
             Err(error) => {
                 let error = error.to_string();
@@ -233,11 +227,12 @@ pub async fn run(endpoint: Endpoint, events: mpsc::Sender<Event>) {
     }
 }
 
+/// One stream, up to the broker's Goodbye; gives the pause that the broker asks for.
 async fn dialogue(
     endpoint: &Endpoint,
     events: &mpsc::Sender<Event>,
     backoff: &mut Backoff,
-) -> Result<Left, SessionError> {
+) -> Result<Duration, SessionError> {
     let channel = dial(endpoint).await?;
     let (ask, answer) = oneshot::channel();
     tell(events, Event::Dialled(ask)).await?;
@@ -282,16 +277,14 @@ async fn dialogue(
             Some(Response::Heartbeat(_)) => {}
             Some(Response::Goodbye(goodbye)) => {
                 tracing::info!(reason = goodbye.reason, "the broker says goodbye");
-                tell(events, Event::Goodbye(goodbye.reason)).await?;
+                tell(events, Event::Goodbye).await?;
                 drop(outbox);
                 // The agent's last answer goes out while the broker closes.
                 let _ = timeout(LEAVE, async {
                     while let Ok(Some(_)) = stream.message().await {}
                 })
                 .await;
-                return Ok(Left {
-                    retry_after: Duration::from_millis(u64::from(goodbye.retry_after_ms)),
-                });
+                return Ok(Duration::from_millis(u64::from(goodbye.retry_after_ms)));
             }
             Some(Response::Welcome(_)) => {
                 return Err(SessionError::Protocol {

@@ -3,6 +3,8 @@
 //! Not covered: tasks in the root group and kernel threads. Pinned tasks are moved while folded; the kernel remembers the
 //! affinity that they asked for and gives it back afterwards (before 6.2 it forgot it: such kernels are refused).
 //! A group that has a `cpuset.cpus` of its own keeps within it, and is left alone where nothing of it is preferred.
+//! The kernel does not let a group with tasks go back to a blank `cpuset.cpus` (ENOSPC, `validate_change` in
+//! kernel/cgroup/cpuset.c); all possible CPUs are the same mask and are written instead.
 //! Threaded groups and partitions are left alone. Where the cpuset controller is not enabled for the top-level groups,
 //! the agent enables it and takes it out again in the end.
 
@@ -12,13 +14,14 @@ use hint_proto::{CpuSet, v1};
 
 use super::{Actuator, ApplyError, Plan, Wish, Write, parse, read, read_list};
 use crate::files::{Files, is_gone};
-use crate::restore::{Author, Entry, Record, writable_text};
+use crate::restore::{Author, Entry, Record};
 use crate::system;
 use crate::topology::Topology;
 
 pub(super) const NAME: &str = "cpuset";
 /// The first kernel that keeps a task's own affinity over a cpuset's changes.
 const FIRST_KERNEL: (u32, u32) = (6, 2);
+const POSSIBLE: &str = "/sys/devices/system/cpu/possible";
 const MOUNTS: &str = "/proc/self/mountinfo";
 
 /// Writes `cpuset.cpus` of the top-level groups.
@@ -82,6 +85,23 @@ impl Cpuset {
         Ok(has_cpuset(&read(files, &self.control())?))
     }
 
+    /// Texts that mean the same as a blank `cpuset.cpus`: all possible CPUs, or, where a partition beside the group owns
+    /// some of them, those that the root group has left.
+    fn everything(&self, files: &dyn Files) -> Result<Vec<String>, ApplyError> {
+        let mut texts = Vec::new();
+        for path in [
+            PathBuf::from(POSSIBLE),
+            self.root.join("cpuset.cpus.effective"),
+        ] {
+            match read_list(files, &path) {
+                Ok(cpus) => texts.push(cpus.to_string()),
+                Err(ApplyError::Read { source, .. }) if is_gone(&source) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(texts)
+    }
+
     fn groups(&self, files: &dyn Files) -> Result<Vec<PathBuf>, ApplyError> {
         let names = files
             .directories(&self.root)
@@ -121,9 +141,11 @@ impl Actuator for Cpuset {
                 path: self.control(),
                 text: "+cpuset".to_owned(),
                 undo: "-cpuset".to_owned(),
+                undo_instead: Vec::new(),
                 may_vanish: false,
             });
         }
+        let everything = self.everything(files)?;
         for group in self.groups(files)? {
             let path = group.join("cpuset.cpus");
             let known = record.files.iter().find(|entry| entry.path == path);
@@ -138,7 +160,18 @@ impl Actuator for Cpuset {
                 Err(error) if is_gone(&error) => continue,
                 Err(source) => return Err(ApplyError::Read { path, source }),
             };
-            add_group(&mut plan, known, path, &current, wish)?;
+            let entry = known.cloned().unwrap_or_else(|| Entry {
+                path,
+                instead: if current.trim().is_empty() {
+                    everything.clone()
+                } else {
+                    Vec::new()
+                },
+                found: current.clone(),
+                wrote: Vec::new(),
+                shared: true,
+            });
+            add_group(&mut plan, entry, &current, wish)?;
         }
         Ok(plan)
     }
@@ -165,41 +198,37 @@ impl Actuator for Cpuset {
 
 fn add_group(
     plan: &mut Plan,
-    known: Option<&Entry>,
-    path: PathBuf,
+    mut entry: Entry,
     current: &str,
     wish: &Wish,
 ) -> Result<(), ApplyError> {
-    let mut entry = known.cloned().unwrap_or_else(|| Entry {
-        path: path.clone(),
-        found: current.to_owned(),
-        wrote: Vec::new(),
-        shared: true,
-    });
-    if entry.author(current) == Author::Other {
+    let author = entry.author(current);
+    if author == Author::Other {
         // Fighting over the file would help nobody; the record keeps it so that the end of the fold can say so.
-        plan.lost.push(path);
+        plan.lost.push(entry.path.clone());
         plan.record.files.push(entry);
         return Ok(());
     }
-    let found = parse(&entry.found, &path)?;
+    let found = parse(&entry.found, &entry.path)?;
     let allowed = if found.is_empty() {
         wish.preferred.clone()
     } else {
         found.intersection(&wish.preferred)
     };
-    // Nothing of the group's own set is preferred: it gets back what it had.
-    let text = if allowed.is_empty() {
-        writable_text(&entry.found).to_owned()
-    } else {
-        allowed.to_string()
-    };
-    if parse(&text, &path)? != parse(current, &path)? {
+    // Where nothing of the group's own set is preferred, it gets back what it had.
+    let wanted = if allowed.is_empty() { found } else { allowed };
+    if wanted != parse(current, &entry.path)? {
+        let text = wanted.to_string();
         entry.will_write(current, &text);
         plan.writes.push(Write {
-            path,
+            path: entry.path.clone(),
             text,
-            undo: writable_text(current).to_owned(),
+            undo: current.to_owned(),
+            undo_instead: if author == Author::Found {
+                entry.instead.clone()
+            } else {
+                Vec::new()
+            },
             may_vanish: true,
         });
     }

@@ -9,7 +9,7 @@ use hint_proto::{CpuSet, ParseCpuSetError, v1};
 use serde::Deserialize;
 
 use crate::files::{Files, is_gone};
-use crate::restore::Record;
+use crate::restore::{Record, put_back};
 use crate::topology::{Topology, TopologyError};
 
 mod cpuset;
@@ -107,6 +107,8 @@ pub struct Write {
     pub text: String,
     /// The text to write when a later write fails.
     pub undo: String,
+    /// Texts to try when the kernel refuses that one, as in [`crate::restore::Entry`].
+    pub undo_instead: Vec<String>,
     /// Is it no error when the file is gone? True for groups, which come and go.
     pub may_vanish: bool,
 }
@@ -220,7 +222,7 @@ pub fn carry_out(files: &dyn Files, writes: &[Write]) -> Result<(), ApplyError> 
 fn undo(files: &dyn Files, done: &[Write], cause: ApplyError) -> ApplyError {
     let mut failure = None;
     for write in done.iter().rev() {
-        match files.write(&write.path, &write.undo) {
+        match put_back(files, &write.path, &write.undo, &write.undo_instead) {
             Err(error) if failure.is_none() && !is_gone(&error) => {
                 failure = Some((write, error));
             }

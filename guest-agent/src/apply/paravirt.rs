@@ -59,6 +59,8 @@ impl Actuator for Paravirt {
                 record.files.push(Entry {
                     path: path.to_owned(),
                     found: current.clone(),
+                    // The mask as found can become impossible when CPUs go offline; no mask is the nearest.
+                    instead: vec!["\n".to_owned()],
                     wrote: Vec::new(),
                     shared: false,
                 });
@@ -72,7 +74,8 @@ impl Actuator for Paravirt {
             writes.push(Write {
                 path: path.to_owned(),
                 text,
-                undo: writable_text(&current).to_owned(),
+                undo: current.clone(),
+                undo_instead: Vec::new(),
                 may_vanish: false,
             });
         }
