@@ -127,6 +127,7 @@ build_vsock() {
     say "building $vsock_crate $vsock_version from crates.io into $tools (a few minutes)"
     env -u RUSTFLAGS -u CARGO_BUILD_TARGET CARGO_TARGET_DIR="$cache/build" PATH="$PATH:$tools/bin" \
         cargo install --locked --force --root "$tools" --version "$vsock_version" "$vsock_crate"
+    vsock_is_there || fail "cargo install left no $vsock_crate $vsock_version in $tools/bin: look at its output above."
     rm -rf "$cache/build"
 }
 
