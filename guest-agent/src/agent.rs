@@ -22,6 +22,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::{self, MissedTickBehavior};
 
+use crate::error::chain;
 use crate::fold::{Change, Fold, FoldError};
 use crate::hint;
 use crate::lease::Lease;
@@ -39,10 +40,10 @@ const FAREWELL: Duration = Duration::from_millis(500);
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
     /// Signals can't be received.
-    #[error("can't listen to signals: {0}")]
+    #[error("can't listen to signals")]
     Signals(#[from] io::Error),
     /// The mask could not be put back at the end.
-    #[error("the mask is not back: {0}")]
+    #[error("the mask is not back")]
     Restore(#[from] FoldError),
 }
 
@@ -172,7 +173,7 @@ impl Agent {
         match event {
             Event::Dialled(answer) => match self.fold.hello() {
                 Ok(hello) => drop(answer.send(hello)),
-                Err(error) => tracing::warn!(%error, "can't say hello"),
+                Err(error) => tracing::warn!("can't say hello: {}", chain(&error)),
             },
             Event::Welcomed(welcome, outbox) => {
                 self.epoch = welcome.epoch;
@@ -233,9 +234,10 @@ impl Agent {
             }
             Ok(_) => self.answer(self.success(), String::new()),
             Err(error) => {
-                tracing::error!(%error, "the hint is not applied");
+                let text = chain(&error);
+                tracing::error!("the hint is not applied: {text}");
                 self.apply_again = Some(now + RETRY);
-                self.answer(v1::Outcome::Failed, error.to_string());
+                self.answer(v1::Outcome::Failed, text);
                 if matches!(error, FoldError::Guardian(_)) {
                     self.restore(now);
                 }
@@ -264,9 +266,10 @@ impl Agent {
                 self.answer(v1::Outcome::Restored, String::new());
             }
             Err(error) => {
-                tracing::error!(%error, "can't unfold; trying again");
+                let text = chain(&error);
+                tracing::error!("can't unfold, trying again: {text}");
                 self.restore_again = Some(now + RETRY);
-                self.answer(v1::Outcome::Failed, error.to_string());
+                self.answer(v1::Outcome::Failed, text);
             }
         }
     }
@@ -275,7 +278,7 @@ impl Agent {
         self.tend_again = match self.fold.guardian().tend(now) {
             Ok(again) => again,
             Err(error) => {
-                tracing::error!(%error, "no guardian");
+                tracing::error!("no guardian: {}", chain(&error));
                 Some(now + RETRY)
             }
         };
@@ -318,7 +321,7 @@ impl Agent {
             outbox.send(Request::Goodbye(v1::Goodbye {
                 reason: match &result {
                     Ok(_) => "the agent was told to end".to_owned(),
-                    Err(error) => error.to_string(),
+                    Err(error) => chain(error),
                 },
                 retry_after_ms: 0,
             }));

@@ -18,7 +18,7 @@ pub const DEFAULT_STATE_DIR: &str = "/run/hint-agent";
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file can't be read.
-    #[error("can't read {path}: {source}")]
+    #[error("can't read {path}")]
     Read {
         /// The file.
         path: PathBuf,
@@ -26,7 +26,7 @@ pub enum ConfigError {
         source: io::Error,
     },
     /// The file is not TOML, or has an unknown key or a wrong value; the source names the line.
-    #[error("{path}: {source}")]
+    #[error("the configuration {path} is not right")]
     Parse {
         /// The file.
         path: PathBuf,
@@ -34,7 +34,7 @@ pub enum ConfigError {
         source: Box<toml::de::Error>,
     },
     /// The endpoint is none.
-    #[error("{path}: endpoint: {source}")]
+    #[error("the endpoint in {path} is none")]
     Endpoint {
         /// The file.
         path: PathBuf,
@@ -126,6 +126,7 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::chain;
 
     fn load(text: &str, flags: Overrides) -> Result<Config, ConfigError> {
         let dir = tempfile::tempdir().unwrap();
@@ -169,7 +170,7 @@ mod tests {
             ("actuator = \"hotplug\"\n", ["line 1", "hotplug"]),
             ("endpoint = \"tcp:1\"\n", ["endpoint", "tcp:1"]),
         ] {
-            let error = load(text, Overrides::default()).unwrap_err().to_string();
+            let error = chain(&load(text, Overrides::default()).unwrap_err());
             for part in says {
                 assert!(error.contains(part), "{error}");
             }

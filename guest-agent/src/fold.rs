@@ -9,6 +9,7 @@ use hint_proto::{CpuSet, v1};
 
 use crate::apply::{Actuator, ApplyError, Plan, Wish, carry_out};
 use crate::choose::choose;
+use crate::error::chain;
 use crate::files::Files;
 use crate::guardian::{Guardian, GuardianError};
 use crate::restore::{Record, RestoreError, Restored, StateDir, restore};
@@ -189,7 +190,7 @@ impl Fold {
                 self.state.publish(&preferred)?;
             }
             (Err(error), None) => {
-                tracing::debug!(%error, "back to the mask as found");
+                tracing::debug!("back to the mask as found: {}", chain(error));
                 self.folded = Some(Folded {
                     record: plan.record,
                     preferred,
@@ -237,7 +238,7 @@ impl Fold {
         }
         // A guardian that does not hear this restores once more, which changes nothing.
         if let Err(error) = self.guardian.release(now) {
-            tracing::warn!(%error, "the guardian was not released");
+            tracing::warn!("the guardian was not released: {}", chain(&error));
         }
         Ok(Some(restored))
     }

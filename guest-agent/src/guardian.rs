@@ -30,6 +30,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
+use crate::error::chain;
 use crate::files::Root;
 use crate::restore::{Record, StateDir, restore};
 
@@ -50,7 +51,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(200);
 #[derive(Debug, thiserror::Error)]
 pub enum GuardianError {
     /// It can't be started.
-    #[error("can't start the guardian {program}: {source}; without it no hint is applied")]
+    #[error("no hint is applied without a guardian, and {program} does not start")]
     Start {
         /// The program.
         program: PathBuf,
@@ -58,7 +59,7 @@ pub enum GuardianError {
         source: io::Error,
     },
     /// It does not take messages.
-    #[error("the guardian (PID {pid}) does not listen: {source}; without it no hint is applied")]
+    #[error("no hint is applied without a guardian, and PID {pid} does not listen")]
     Tell {
         /// Its process.
         pid: u32,
@@ -320,7 +321,7 @@ impl Watch {
                 true
             }
             Err(error) => {
-                let error = format!("{why}: {error}");
+                let error = format!("{why}: {}", chain(&error));
                 if error != self.last_error {
                     say(&error);
                     self.last_error = error;

@@ -7,6 +7,7 @@ pub mod agent;
 pub mod apply;
 pub mod choose;
 pub mod config;
+pub mod error;
 pub mod files;
 pub mod fold;
 pub mod guardian;

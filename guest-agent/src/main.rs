@@ -12,6 +12,7 @@ use clap::{Args, Parser, Subcommand};
 use hint_agent::agent;
 use hint_agent::apply::{self, Choice, Probed};
 use hint_agent::config::{Config, DEFAULT_STATE_DIR, Overrides};
+use hint_agent::error::chain;
 use hint_agent::files::Root;
 use hint_agent::fold::Fold;
 use hint_agent::guardian::{self, Guardian, Launch};
@@ -147,7 +148,7 @@ fn restore(common: Common) -> anyhow::Result<()> {
     let state_dir = match Config::load(common.config.as_deref(), flags) {
         Ok(config) => config.state_dir,
         Err(error) => {
-            tracing::warn!("{error}");
+            tracing::warn!("{}", chain(&error));
             common.state_dir.unwrap_or_else(|| DEFAULT_STATE_DIR.into())
         }
     };

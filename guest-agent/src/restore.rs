@@ -103,7 +103,7 @@ pub enum RestoreError {
     #[error("could not put back {}; run `hint-agent restore` again", list(.0))]
     Files(Vec<(PathBuf, String, io::Error)>),
     /// The state directory can't be used.
-    #[error("can't {action} {path}: {source}; check --state-dir and its permissions")]
+    #[error("can't {action} {path}, where --state-dir must be writable")]
     State {
         /// What was tried.
         action: &'static str,
@@ -113,9 +113,7 @@ pub enum RestoreError {
         source: io::Error,
     },
     /// The record is damaged.
-    #[error(
-        "{path} is no restore record ({source}); check cpuset.cpus by hand, then delete the file"
-    )]
+    #[error("{path} is no restore record; check cpuset.cpus by hand, then delete it")]
     Record {
         /// The file.
         path: PathBuf,

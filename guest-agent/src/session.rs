@@ -45,6 +45,7 @@ use tokio_vsock::{VsockAddr, VsockStream};
 use tonic::transport::{Channel, Endpoint as HttpEndpoint};
 
 use self::backoff::Backoff;
+use crate::error::chain;
 
 pub mod backoff;
 
@@ -121,10 +122,10 @@ impl fmt::Display for Endpoint {
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
     /// Nobody listens there, or the transport is not there (yet).
-    #[error("can't connect: {0}")]
+    #[error("can't connect")]
     Dial(#[from] io::Error),
     /// HTTP/2 failed.
-    #[error("can't speak HTTP/2: {0}")]
+    #[error("can't speak HTTP/2")]
     Transport(#[from] tonic::transport::Error),
     /// The broker refused the call or the stream broke.
     #[error("the stream broke: {}", .0.message())]
@@ -205,7 +206,7 @@ pub async fn run(endpoint: Endpoint, events: mpsc::Sender<Event>) {
                 asked.min(LONGEST_PAUSE)
             }
             Err(error) => {
-                let error = error.to_string();
+                let error = chain(&error);
                 if error == last_error {
                     tracing::debug!(%endpoint, error, "no stream to the broker");
                 } else {

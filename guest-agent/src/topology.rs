@@ -17,7 +17,7 @@ const NODES: &str = "/sys/devices/system/node";
 #[derive(Debug, thiserror::Error)]
 pub enum TopologyError {
     /// A file can't be read.
-    #[error("can't read {path}: {source}; the agent needs sysfs mounted")]
+    #[error("can't read {path}, for which sysfs must be mounted")]
     Read {
         /// The file.
         path: PathBuf,
@@ -25,7 +25,7 @@ pub enum TopologyError {
         source: io::Error,
     },
     /// A file is no CPU list.
-    #[error("{path} is no CPU list: {source}")]
+    #[error("{path} is no CPU list")]
     Parse {
         /// The file.
         path: PathBuf,
@@ -183,6 +183,7 @@ fn read(files: &dyn Files, path: &Path) -> Result<Option<String>, TopologyError>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::chain;
     use crate::files::Root;
     use std::fs;
 
@@ -280,13 +281,13 @@ mod tests {
     #[test]
     fn errors_name_the_file() {
         let (_dir, root) = tree(&[]);
-        let error = Topology::read(&root).unwrap_err().to_string();
+        let error = chain(&Topology::read(&root).unwrap_err());
         assert!(error.contains("/sys/devices/system/cpu/online"), "{error}");
         let (_dir, root) = tree(&[
             ("sys/devices/system/cpu/online", "0-1\n"),
             ("sys/devices/system/cpu/isolated", "junk\n"),
         ]);
-        let error = Topology::read(&root).unwrap_err().to_string();
+        let error = chain(&Topology::read(&root).unwrap_err());
         assert!(
             error.contains("cpu/isolated") && error.contains("junk"),
             "{error}"

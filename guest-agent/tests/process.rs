@@ -7,7 +7,7 @@ mod common;
 use std::fs;
 use std::process::{Command, Output, Stdio};
 
-use common::{Agent, Broker, Guest, PROGRAM, Stream, eventually, hint, lives, send};
+use common::{Agent, Broker, Guest, PROGRAM, Stream, eventually, hint, lives, send, state_of};
 use hint_proto::v1;
 use hint_proto::v1::session_request::Message as Request;
 use rustix::process::Signal;
@@ -53,6 +53,9 @@ fn text(output: &Output) -> String {
 fn kill_both(agent: &mut Agent) {
     let guardian = agent.guardian();
     agent.signal(Signal::STOP);
+    eventually("the agent stands still", || {
+        state_of(agent.pid()).is_some_and(|(state, _)| state == 'T')
+    });
     send(guardian, Signal::KILL);
     agent.signal(Signal::KILL);
     agent.ended();
@@ -169,7 +172,7 @@ async fn a_record_of_another_boot_is_dropped() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_that_hangs_beyond_its_lease_is_made_good_and_comes_back() {
     let guest = Guest::paravirt(4);
-    let (_broker, agent, mut stream) = folded(&guest, 1500).await;
+    let (_broker, agent, mut stream) = folded(&guest, 4000).await;
     agent.signal(Signal::STOP);
     eventually("the guardian restores", || guest.avoided().is_empty());
     agent.signal(Signal::CONT);

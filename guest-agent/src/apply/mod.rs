@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use hint_proto::{CpuSet, ParseCpuSetError, v1};
 use serde::Deserialize;
 
+use crate::error::chain;
 use crate::files::{Files, is_gone};
 use crate::restore::{Record, put_back};
 use crate::topology::{Topology, TopologyError};
@@ -39,7 +40,7 @@ pub enum Choice {
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
     /// A kernel file can't be read.
-    #[error("can't read {path}: {source}")]
+    #[error("can't read {path}")]
     Read {
         /// The file.
         path: PathBuf,
@@ -47,7 +48,7 @@ pub enum ApplyError {
         source: io::Error,
     },
     /// A kernel file is no CPU list.
-    #[error("{path} is no CPU list: {source}")]
+    #[error("{path} is no CPU list")]
     Parse {
         /// The file.
         path: PathBuf,
@@ -55,7 +56,7 @@ pub enum ApplyError {
         source: ParseCpuSetError,
     },
     /// The kernel refused a write; what was written before it is undone.
-    #[error("can't write {text:?} to {path}: {source}; the mask is as it was")]
+    #[error("the mask is as it was, since {path} does not take {text:?}")]
     Write {
         /// The file.
         path: PathBuf,
@@ -65,7 +66,7 @@ pub enum ApplyError {
         source: io::Error,
     },
     /// The kernel refused a write and also to undo what was written before it.
-    #[error("{cause}, but can't write {text:?} back to {path}: {source}")]
+    #[error("{}; and {path} does not take {text:?} back", chain(.cause.as_ref()))]
     Undo {
         /// Why the writes had to be undone.
         cause: Box<ApplyError>,
