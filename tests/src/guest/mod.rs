@@ -78,7 +78,6 @@ pub struct Guest {
     boot_time: Duration,
     hybrid_socket: PathBuf,
     folder: TempDir,
-    finished: bool,
 }
 
 impl Guest {
@@ -88,6 +87,8 @@ impl Guest {
     /// When a part of the lab is missing or the guest does not come up; then with the end of its console.
     pub fn boot(spec: &GuestSpec) -> Result<Self, GuestError> {
         spec.check()?;
+        // It may be built first, which is no part of the boot.
+        let agent = spec.agent_binary()?;
         let start = Instant::now();
         let assets = Assets::find()?;
         let temporary = std::env::temp_dir();
@@ -100,7 +101,6 @@ impl Guest {
             .tempdir()
             .map_err(|source| GuestError::io(&temporary, source))?;
         let path = folder.path();
-        let agent = spec.agent_binary()?;
         let programs = spec.programs()?;
         let contents = Contents {
             hostname: &spec.name,
@@ -138,9 +138,12 @@ impl Guest {
         loop {
             match channel.wait_ready(Duration::from_millis(200)) {
                 Ok(()) => break,
-                Err(ChannelError::Deadline(_)) if start.elapsed() < BOOT_DEADLINE => {
+                Err(ChannelError::Deadline(_)) => {
                     if let Some(error) = ended(&mut qemu) {
                         return Err(error);
+                    }
+                    if start.elapsed() > BOOT_DEADLINE {
+                        return Err(boot_error(format!("no answer within {BOOT_DEADLINE:?}")));
                     }
                 }
                 Err(ChannelError::Closed) => {
@@ -166,7 +169,6 @@ impl Guest {
             cid,
             boot_time: start.elapsed(),
             folder,
-            finished: false,
         };
         if let Some(agent) = &spec.agent {
             let args: Vec<&str> = agent.args.iter().map(String::as_str).collect();
@@ -198,15 +200,6 @@ impl Guest {
     /// Stops the guest and removes everything of it, like dropping it.
     pub fn stop(self) {
         drop(self);
-    }
-
-    /// Stops the guest as after a failure: its console log stays. Gives the log's path.
-    ///
-    /// # Errors
-    /// When the log cannot be copied.
-    pub fn stop_and_keep_console(mut self) -> Result<PathBuf, GuestError> {
-        self.finished = true;
-        self.keep_console()
     }
 
     /// The guest's name, also its host name and QEMU's.
@@ -282,7 +275,7 @@ impl Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        if thread::panicking() && !self.finished {
+        if thread::panicking() {
             let tail = console::tail(&self.console_log(), TAIL_LINES);
             eprintln!(
                 "--- console of guest {}, last {TAIL_LINES} lines ---\n{tail}",
