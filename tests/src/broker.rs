@@ -4,11 +4,13 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use hint_broker::ctl::{Client, CtlError, HostState};
 use hint_proto::v1;
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::assets::{self, AssetError};
@@ -17,6 +19,7 @@ use crate::process::{Process, ProcessError};
 
 /// Much longer than a start takes on a busy machine.
 const START_DEADLINE: Duration = Duration::from_secs(60);
+const STOP_DEADLINE: Duration = Duration::from_secs(60);
 
 /// What a broker shall be.
 #[derive(Debug, Clone)]
@@ -127,6 +130,20 @@ impl Broker {
     /// Kills it with SIGKILL.
     pub fn kill(&mut self) {
         self.process.kill();
+    }
+
+    /// Sends it SIGTERM, waits for its end, and kills it when that does not come.
+    pub fn stop(&mut self) -> ExitStatus {
+        let pid = i32::try_from(self.process.pid())
+            .ok()
+            .and_then(Pid::from_raw);
+        if let Some(pid) = pid {
+            // It fails only for a process that has ended.
+            let _ = kill_process(pid, Signal::TERM);
+        }
+        self.process
+            .ended_within(STOP_DEADLINE)
+            .unwrap_or_else(|| self.process.kill())
     }
 
     /// Its process id.

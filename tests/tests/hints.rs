@@ -1,0 +1,290 @@
+//! The whole job with real guests: what the broker decides, and what the guests' own kernels say of it.
+//!
+//! Each test boots its guests once and goes through many states. A state counts when the guest's real mask shows it, never by
+//! the broker's word.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "clippy exempts test functions but not the helpers of a test file"
+)]
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use hint_proto::v1;
+use lab::skip::{self, Need};
+use lab::{Broker, BrokerSpec, Guest, GuestSpec, lock};
+
+/// For states that come within seconds: long enough for any machine.
+const SOON: Duration = Duration::from_secs(60);
+const LEASE: Duration = Duration::from_secs(5);
+const AGENT: &[&str] = &["run"];
+
+fn guests_with_agents(names: [&str; 2]) -> Vec<GuestSpec> {
+    names
+        .iter()
+        .map(|name| GuestSpec::named(name).with_agent(AGENT))
+        .collect()
+}
+
+fn start_broker() -> Broker {
+    Broker::start(&BrokerSpec {
+        mode: "enforce",
+        lease: LEASE,
+        ..BrokerSpec::default()
+    })
+    .unwrap()
+}
+
+/// Waits until the guest's work may really use so many CPUs; says how long that took.
+#[track_caller]
+fn wait_for_cpus(guest: &Guest, wanted: usize, broker: &Broker) -> Duration {
+    let start = Instant::now();
+    let cpus = guest
+        .wait_for(SOON, Guest::work_cpus, |cpus| cpus.len() == wanted)
+        .unwrap();
+    assert_eq!(
+        cpus.len(),
+        wanted,
+        "{} may use CPUs {cpus}\nagent:\n{}\nbroker:\n{}",
+        guest.name(),
+        guest.agent_log().unwrap_or_default(),
+        broker.log()
+    );
+    start.elapsed()
+}
+
+#[track_caller]
+fn wait_for_agents(broker: &Broker, count: usize) {
+    let end = Instant::now() + SOON;
+    loop {
+        let state = broker.list().unwrap();
+        let applied = |vm: &&v1::Vm| {
+            vm.agent
+                .as_ref()
+                .is_some_and(|agent| agent.applied.is_some())
+        };
+        if state.vms.iter().filter(applied).count() == count {
+            return;
+        }
+        assert!(Instant::now() < end, "{state:?}\n{}", broker.log());
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort();
+    times[times.len() / 2]
+}
+
+#[test]
+fn guests_use_what_they_can_really_run() {
+    if !skip::can_run("guests_use_what_they_can_really_run", &[Need::Guests]) {
+        return;
+    }
+    let _cores = lock::cores().unwrap();
+    let mut specs = guests_with_agents(["left", "right"]);
+    specs.push(GuestSpec::named("stranger"));
+    let guests = Guest::boot_all(&specs).unwrap();
+    let [left, right, stranger] = &guests[..] else {
+        panic!("three guests")
+    };
+    let broker = start_broker();
+    wait_for_agents(&broker, 2);
+
+    // Pinned to the last CPU, which a guest of four folds away first.
+    let pinned = left
+        .spawn_work("exec taskset -c 3 sh -c 'while :; do sleep 1; done'")
+        .unwrap();
+    let pinned_pid = left.work_pids(pinned).unwrap()[0];
+    assert_eq!(left.cpus_allowed(pinned_pid).unwrap().to_string(), "3");
+
+    let mut raised = Vec::new();
+    let mut opened = Vec::new();
+    for round in 0..3 {
+        let left_work = left.spawn_spinners(4).unwrap();
+        let right_work = right.spawn_spinners(4).unwrap();
+        wait_for_cpus(left, 1, &broker);
+        wait_for_cpus(right, 1, &broker);
+        let vm = broker.vm("left").unwrap();
+        assert_eq!(
+            (vm.vcpus, vm.usable, vm.reason()),
+            (Some(4), Some(1), v1::Reason::Contention),
+            "{}",
+            vm.explanation
+        );
+        assert_eq!(vm.agent.unwrap().applied, Some(1));
+        let allowed = left.cpus_allowed(pinned_pid).unwrap();
+        assert_eq!(
+            allowed,
+            left.work_cpus().unwrap(),
+            "round {round}: a pinned task follows while folded"
+        );
+        assert_eq!(stranger.work_cpus().unwrap().to_string(), "0-3");
+        let vm = broker.vm("stranger").unwrap();
+        assert_eq!(
+            (vm.usable, vm.reason()),
+            (Some(4), v1::Reason::NoAgent),
+            "{}",
+            vm.explanation
+        );
+        assert_eq!(vm.agent.unwrap_or_default().state(), v1::AgentState::Absent);
+
+        // Steady for a while: what follows is then a change that this test has made.
+        thread::sleep(Duration::from_secs(6));
+        assert_eq!(
+            (
+                left.work_cpus().unwrap().len(),
+                right.work_cpus().unwrap().len()
+            ),
+            (1, 1),
+            "{}",
+            broker.log()
+        );
+
+        right.kill_work(right_work).unwrap();
+        raised.push(wait_for_cpus(left, 2, &broker));
+        thread::sleep(Duration::from_secs(3));
+        assert_eq!(
+            left.work_cpus().unwrap().len(),
+            2,
+            "all of the host, and no more: {}",
+            broker.log()
+        );
+
+        left.kill_work(left_work).unwrap();
+        let start = Instant::now();
+        wait_for_cpus(left, 4, &broker);
+        wait_for_cpus(right, 4, &broker);
+        opened.push(start.elapsed());
+        assert_eq!(
+            left.cpus_allowed(pinned_pid).unwrap().to_string(),
+            "3",
+            "its affinity is back"
+        );
+        // Each guest may be folded four times a minute.
+        thread::sleep(Duration::from_secs(10));
+    }
+    println!("one idle, the other has the host: {raised:?}; both idle, both open: {opened:?}");
+    let (raised, opened) = (median(raised), median(opened));
+    assert!(
+        raised <= Duration::from_secs(1),
+        "median {raised:?}: {}",
+        broker.log()
+    );
+    assert!(
+        opened <= Duration::from_secs(5),
+        "median {opened:?}: {}",
+        broker.log()
+    );
+}
+
+#[test]
+fn whatever_fails_guests_get_their_mask_back() {
+    if !skip::can_run("whatever_fails_guests_get_their_mask_back", &[Need::Guests]) {
+        return;
+    }
+    let _cores = lock::cores().unwrap();
+    let guests = Guest::boot_all(&guests_with_agents(["left", "right"])).unwrap();
+    let [left, right] = &guests[..] else {
+        panic!("two guests")
+    };
+    let mut broker = start_broker();
+    wait_for_agents(&broker, 2);
+    left.spawn_spinners(4).unwrap();
+    right.spawn_spinners(4).unwrap();
+    let folded = |broker: &Broker| {
+        wait_for_cpus(left, 1, broker);
+        wait_for_cpus(right, 1, broker);
+    };
+    folded(&broker);
+
+    // The broker is killed: the leases run out.
+    broker.kill();
+    let killed = Instant::now();
+    wait_for_cpus(left, 4, &broker);
+    wait_for_cpus(right, 4, &broker);
+    let back = killed.elapsed();
+    println!("broker killed, both guests open after {back:?} at a lease of {LEASE:?}");
+    assert!(
+        back <= LEASE + Duration::from_secs(3),
+        "{back:?} with a lease of {LEASE:?}: {}",
+        left.agent_log().unwrap()
+    );
+
+    // It comes back: the agents find it by themselves and are hinted again.
+    broker.start_again().unwrap();
+    folded(&broker);
+
+    // One agent is told to end, then started again.
+    left.signal_agent("TERM").unwrap();
+    wait_for_cpus(left, 4, &broker);
+    let status = left
+        .wait_for(SOON, Guest::agent_status, Option::is_some)
+        .unwrap();
+    assert_eq!(status, Some(0), "{}", left.agent_log().unwrap());
+    let vm = wait_for_vm(&broker, "left", |vm| vm.reason() == v1::Reason::NoAgent);
+    assert_eq!(vm.usable, Some(4));
+    assert_eq!(
+        right.work_cpus().unwrap().len(),
+        1,
+        "the other guest goes on"
+    );
+    left.start_agent(AGENT).unwrap();
+    folded(&broker);
+
+    // One agent is killed: its guardian puts the mask back.
+    left.signal_agent("KILL").unwrap();
+    wait_for_cpus(left, 4, &broker);
+    wait_for_vm(&broker, "left", |vm| vm.reason() == v1::Reason::NoAgent);
+    left.start_agent(AGENT).unwrap();
+    folded(&broker);
+
+    // One agent hangs for longer than its lease: its guardian does not.
+    left.signal_agent("STOP").unwrap();
+    wait_for_cpus(left, 4, &broker);
+    left.signal_agent("CONT").unwrap();
+    folded(&broker);
+
+    // The way between guest and broker breaks: the lease runs out.
+    left.kill_vsock();
+    wait_for_cpus(left, 4, &broker);
+
+    // The operator turns everything off.
+    let off = broker.set_mode(v1::Mode::Observe).unwrap();
+    assert!(off.unconfirmed.is_empty(), "{off:?}");
+    assert_eq!(
+        right.work_cpus().unwrap().to_string(),
+        "0-3",
+        "confirmed means done"
+    );
+    broker.set_mode(v1::Mode::Advise).unwrap();
+    thread::sleep(Duration::from_secs(5));
+    assert_eq!(
+        right.work_cpus().unwrap().to_string(),
+        "0-3",
+        "advice is not applied"
+    );
+    broker.set_mode(v1::Mode::Enforce).unwrap();
+    wait_for_cpus(right, 1, &broker);
+
+    // The broker is told to end: it says goodbye, and nobody waits for a lease.
+    let told = Instant::now();
+    let status = broker.stop();
+    assert!(status.success(), "{status}: {}", broker.log());
+    wait_for_cpus(right, 4, &broker);
+    println!("broker stopped, guest open after {:?}", told.elapsed());
+}
+
+#[track_caller]
+fn wait_for_vm(broker: &Broker, name: &str, wanted: impl Fn(&v1::Vm) -> bool) -> v1::Vm {
+    let end = Instant::now() + SOON;
+    loop {
+        let vm = broker.vm(name).unwrap();
+        if wanted(&vm) {
+            return vm;
+        }
+        assert!(Instant::now() < end, "{vm:?}\n{}", broker.log());
+        thread::sleep(Duration::from_millis(100));
+    }
+}
