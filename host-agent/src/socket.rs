@@ -171,8 +171,8 @@ pub fn listen(path: &Path, access: Access) -> Result<(UnixListener, SocketFile),
     rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)
         .map_err(system(path, "set the socket's permissions"))?;
     rustix::net::bind(&socket, &address).map_err(system(path, "bind the socket"))?;
-    let file = hand_over(path, access)?;
     rustix::net::listen(&socket, BACKLOG).map_err(system(path, "listen on the socket"))?;
+    let file = hand_over(path, access)?;
     Ok((UnixListener::from(socket), file))
 }
 

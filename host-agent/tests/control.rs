@@ -1,5 +1,5 @@
 //! The control API over a real Unix socket.
-#![allow(missing_docs)]
+#![allow(clippy::unwrap_used)] // helpers of tests are tests too
 
 mod common;
 

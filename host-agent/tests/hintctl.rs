@@ -1,33 +1,39 @@
 //! The real hintctl against a real control socket.
-#![allow(missing_docs)]
+#![allow(clippy::unwrap_used)] // helpers of tests are tests too
 
 mod common;
 
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Output, Stdio};
+use std::process::{Command as Program, Output, Stdio};
 use std::sync::Arc;
 
 use common::{PATIENCE, agent, host_view, vm, vm_view};
 use hint_broker::control::{Command, ControlSocket};
 use hint_broker::model::{HostView, Mode};
-use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
-fn hintctl(socket: &Path) -> tokio::process::Command {
-    let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_hintctl"));
+fn hintctl(socket: &Path) -> Program {
+    let mut command = Program::new(env!("CARGO_BIN_EXE_hintctl"));
     command
         .env_remove("HINT_BROKER_SOCKET")
         .arg("--socket")
         .arg(socket)
-        .stdin(Stdio::null())
-        .kill_on_drop(true);
+        .stdin(Stdio::null());
     command
 }
 
 async fn run(socket: &Path, arguments: &[&str]) -> Output {
-    let output = hintctl(socket).args(arguments).output();
-    timeout(PATIENCE, output).await.unwrap().unwrap()
+    let mut command = hintctl(socket);
+    command.args(arguments);
+    blocking(move || command.output().unwrap()).await
+}
+
+/// Runs what waits for a program, while this thread serves it.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    let work = tokio::task::spawn_blocking(work);
+    timeout(PATIENCE, work).await.unwrap().unwrap()
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -87,11 +93,11 @@ web   20-7      4       1        -  0.99   0.02    1.00  contention  -
 async fn the_socket_may_come_from_the_environment() {
     let dir = tempfile::tempdir().unwrap();
     let (socket, _view) = serve(dir.path(), view(), |_| view());
-    let output = tokio::process::Command::new(env!("CARGO_BIN_EXE_hintctl"))
+    let mut command = Program::new(env!("CARGO_BIN_EXE_hintctl"));
+    command
         .env("HINT_BROKER_SOCKET", &socket)
-        .args(["get", "web", "--json"])
-        .output();
-    let output = timeout(PATIENCE, output).await.unwrap().unwrap();
+        .args(["get", "web", "--json"]);
+    let output = blocking(move || command.output().unwrap()).await;
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(json["vm"]["pid"], 20);
 }
@@ -186,9 +192,17 @@ async fn top_prints_a_block_for_each_change_and_ends_with_the_broker() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut lines = BufReader::new(top.stdout.take().unwrap()).lines();
+    let output = BufReader::new(top.stdout.take().unwrap());
+    let (sender_of_lines, mut lines) = mpsc::channel(64);
+    std::thread::spawn(move || {
+        for line in output.lines() {
+            if sender_of_lines.blocking_send(line.unwrap()).is_err() {
+                break;
+            }
+        }
+    });
     let mut wait_for = async |what: &str| loop {
-        let line = timeout(PATIENCE, lines.next_line()).await.unwrap().unwrap();
+        let line = timeout(PATIENCE, lines.recv()).await.unwrap();
         if line.expect("more output").contains(what) {
             break;
         }
@@ -198,9 +212,9 @@ async fn top_prints_a_block_for_each_change_and_ends_with_the_broker() {
     changed.vms[0].usable = Some(3);
     sender.send_replace(Arc::new(changed));
     wait_for("3/4").await;
-    let pid = rustix::process::Pid::from_raw(top.id().unwrap().try_into().unwrap()).unwrap();
+    let pid = rustix::process::Pid::from_child(&top);
     rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
-    let status = timeout(PATIENCE, top.wait()).await.unwrap().unwrap();
+    let status = blocking(move || top.wait().unwrap()).await;
     assert_eq!(status.code(), Some(0));
 }
 
@@ -218,10 +232,7 @@ async fn a_reader_that_goes_away_is_no_failure() {
         .spawn()
         .unwrap();
     drop(child.stdout.take());
-    let output = timeout(PATIENCE, child.wait_with_output())
-        .await
-        .unwrap()
-        .unwrap();
+    let output = blocking(move || child.wait_with_output().unwrap()).await;
     assert_eq!(output.status.code(), Some(0));
     assert_eq!(text(&output.stderr), "");
 }

@@ -1,5 +1,5 @@
 //! Metrics and health over real TCP, read by a strict parser of the text format.
-#![allow(missing_docs)]
+#![allow(clippy::unwrap_used)] // helpers of tests are tests too
 
 mod common;
 
@@ -253,6 +253,8 @@ async fn what_is_not_known_has_no_series() {
         "hint_broker_vm_applied_cpus",
         "hint_broker_vm_demand_cpus",
         "hint_broker_vm_target_cpus",
+        "hint_broker_vm_run_seconds_total",
+        "hint_broker_vm_run_delay_seconds_total",
         "hint_broker_vm_agent_failing",
         "hint_broker_vm_runnable_tasks",
     ] {

@@ -14,7 +14,7 @@ use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Response, Status};
 
 use super::{Command, convert};
-use crate::model::{HostView, Mode, VmView};
+use crate::model::{HostView, Mode, Outcome, VmView};
 use crate::text::printable;
 use crate::wire;
 
@@ -62,7 +62,7 @@ impl Control {
     async fn confirm(&self, asked: &HostView, deadline: Instant) -> (Vec<String>, Vec<String>) {
         let mut view = self.view.clone();
         let all_restored =
-            |view: &Arc<HostView>| view.mode == Mode::Observe && !view.vms.iter().any(folded);
+            |view: &Arc<HostView>| view.mode == Mode::Observe && !view.vms.iter().any(in_force);
         // Both ends of the wait are fine: what the view shows then is told.
         let _ = timeout_at(deadline, view.wait_for(all_restored)).await;
         let now = self.latest();
@@ -72,9 +72,9 @@ impl Control {
             let before = asked.vms.iter().find(|old| old.vm.id == vm.vm.id);
             let id = vm.vm.id.to_string();
             match &vm.agent {
-                Some(agent) if agent.folded() => unconfirmed.push(id),
+                Some(_) if in_force(vm) => unconfirmed.push(id),
                 Some(_) if before.is_some_and(hinted) => restored.push(id),
-                None if before.is_some_and(folded) => unconfirmed.push(id),
+                None if before.is_some_and(in_force) => unconfirmed.push(id),
                 Some(_) | None => {}
             }
         }
@@ -82,14 +82,17 @@ impl Control {
     }
 }
 
-/// Does its guest avoid CPUs?
-fn folded(vm: &VmView) -> bool {
-    vm.agent.as_ref().is_some_and(crate::model::Agent::folded)
+/// Does its guest avoid CPUs because of a hint? The mask that the agent had found may have avoided some too.
+fn in_force(vm: &VmView) -> bool {
+    vm.agent.as_ref().is_some_and(|agent| {
+        let undone = matches!(agent.outcome, Some(Outcome::Restored | Outcome::Logged));
+        agent.folded() && !undone
+    })
 }
 
-/// Does a connected agent act on hints for it, or does it avoid CPUs?
+/// Does a connected agent act on hints for it?
 fn hinted(vm: &VmView) -> bool {
-    folded(vm) || (vm.agent.is_some() && vm.mode == Mode::Enforce)
+    in_force(vm) || (vm.agent.is_some() && vm.mode == Mode::Enforce)
 }
 
 #[tonic::async_trait]

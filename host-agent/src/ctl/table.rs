@@ -25,16 +25,17 @@ pub fn render_table(state: &HostState, width: usize) -> String {
             .max()
             .unwrap_or_default()
     });
-    let total = widths.iter().sum::<usize>() + 2 * (HEAD.len() - 1);
-    let excess = total.saturating_sub(width);
-    widths[0] = widths[0]
-        .saturating_sub(excess)
-        .max(MIN_NAME.min(widths[0]));
+    let min_name = MIN_NAME.min(widths[0]);
+    let others: usize = widths[1..].iter().sum();
+    let roomy = min_name + others + 2 * widths[1..].len() <= width;
+    let gap = if roomy { "  " } else { " " };
+    let rest = others + gap.len() * widths[1..].len();
+    widths[0] = widths[0].min(width.saturating_sub(rest).max(min_name));
 
     let mut text = cut(&host_line(&state.host), width);
     text.push_str("\n\n");
     for row in &rows {
-        text.push_str(&cut(&line(row, &widths), width));
+        text.push_str(&cut(&line(row, &widths, gap), width));
         text.push('\n');
     }
     if state.vms.is_empty() {
@@ -84,12 +85,12 @@ fn agent(agent: Option<&v1::Agent>) -> String {
     }
 }
 
-fn line(row: &[String; HEAD.len()], widths: &[usize; HEAD.len()]) -> String {
+fn line(row: &[String; HEAD.len()], widths: &[usize; HEAD.len()], gap: &str) -> String {
     let mut line = String::new();
     for (column, (cell, &width)) in row.iter().zip(widths).enumerate() {
         let cell = cut(cell, width);
         if column > 0 {
-            line.push_str("  ");
+            line.push_str(gap);
         }
         if NUMBERS.contains(&column) {
             line.push_str(&format!("{cell:>width$}"));
@@ -132,6 +133,17 @@ degraded: cpu.pressure can't be read: boot with psi=1
             );
         }
         assert!(render_table(&state, 90).contains("a-very-long-nam~"));
+    }
+
+    #[test]
+    fn a_narrow_terminal_gets_narrow_gaps() {
+        let table = render_table(&state(), 75);
+        assert!(
+            table.contains(
+                "\ndb      100-7     4      1       1 0.99  0.02   1.00 contention   cpuset\n"
+            ),
+            "{table}"
+        );
     }
 
     #[test]

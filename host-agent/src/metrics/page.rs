@@ -167,12 +167,12 @@ fn vms(view: &HostView) -> Vec<MetricFamily> {
         counter(
             "hint_broker_vm_run_seconds_total",
             "Time that the VM's vCPUs have run since the broker saw it first.",
-            of(&|vm| Some(vm.run_total.as_secs_f64())),
+            of(&|vm| measured(vm).then_some(vm.run_total.as_secs_f64())),
         ),
         counter(
             "hint_broker_vm_run_delay_seconds_total",
             "Time that the VM's vCPUs have waited for a pCPU since the broker saw it first.",
-            of(&|vm| Some(vm.run_delay_total.as_secs_f64())),
+            of(&|vm| measured(vm).then_some(vm.run_delay_total.as_secs_f64())),
         ),
         counter(
             "hint_broker_vm_folds_total",
@@ -236,6 +236,11 @@ fn agent_info(vm: &VmView) -> Option<Metric> {
         ],
         1.0,
     ))
+}
+
+/// Are there vCPU threads to measure?
+fn measured(vm: &VmView) -> bool {
+    matches!(vm.vm.vcpus, Vcpus::Known(_))
 }
 
 fn level(mode: Mode) -> f64 {

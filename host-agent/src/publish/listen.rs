@@ -26,7 +26,9 @@ use super::slot::Slot;
 use crate::model::{Vm, VmId};
 use crate::socket::{self, Access, Owner, SocketError, SocketFile};
 
-/// Pause after the system refused to accept a connection, most likely for want of file descriptors.
+/// What a connection costs of the bytes that its VM may send.
+const CONNECTION_COST: usize = 4096;
+/// Pause after a connection was refused, by the system (most likely for want of file descriptors) or by a limit of its VM.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// CIDs below this are the hypervisor's, the host's own and the loopback's.
 const FIRST_GUEST_CID: u32 = 3;
@@ -126,7 +128,9 @@ impl HybridListener {
             loop {
                 match listener.accept().await {
                     Ok((stream, _)) => {
-                        admit(&slot, Transport::Unix(stream), idle, &accepted).await;
+                        if !admit(&slot, Transport::Unix(stream), idle, &accepted).await {
+                            sleep(ACCEPT_PAUSE).await;
+                        }
                     }
                     Err(error) => {
                         slot.complain(&format!("can't accept its connection: {error}"));
@@ -226,14 +230,23 @@ pub(super) fn vsock_trouble(port: u32, error: &io::Error) -> String {
     format!("vsock port {port}: can't listen: {error}: {advice}")
 }
 
-/// Hands a connection to the server, unless its VM is gone or has enough of them.
-async fn admit(slot: &Arc<Slot>, transport: Transport, idle: Duration, accepted: &Accepted) {
+/// Hands a connection to the server; `false` when its VM is gone or has had enough of them.
+async fn admit(
+    slot: &Arc<Slot>,
+    transport: Transport,
+    idle: Duration,
+    accepted: &Accepted,
+) -> bool {
     if slot.is_over() {
-        return;
+        return false;
+    }
+    if !slot.take_bytes(CONNECTION_COST) {
+        slot.complain("closed a connection: the VM opens too many in a short time");
+        return false;
     }
     let Ok(permit) = Arc::clone(&slot.connections).try_acquire_owned() else {
         slot.complain("closed a connection: the VM holds as many as it may");
-        return;
+        return false;
     };
     let stream = GuestStream {
         transport,
@@ -243,7 +256,7 @@ async fn admit(slot: &Arc<Slot>, transport: Transport, idle: Duration, accepted:
         _permit: permit,
     };
     // The server outlives the listeners except while the broker leaves, and then nobody wants the connection.
-    let _ = accepted.send(Ok(stream)).await;
+    accepted.send(Ok(stream)).await.is_ok()
 }
 
 /// Who is at the other end of a connection.

@@ -7,6 +7,7 @@ mod claims;
 mod limit;
 mod listen;
 mod outbox;
+mod server;
 mod session;
 mod slot;
 
@@ -15,33 +16,16 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use hint_proto::v1;
-use hint_proto::v1::guest_service_server::{GuestService, GuestServiceServer};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::Server;
-use tonic::{Request, Response, Status, Streaming};
 
 use crate::model::{Agent, Hint, Vm, VmId};
 use crate::text::with_causes;
-use listen::{Accepted, CidListener, Cids, HybridListener, Peer, hybrid_path, vsock_trouble};
-use session::Session;
+use listen::{Accepted, CidListener, Cids, HybridListener, hybrid_path, vsock_trouble};
+use server::Guests;
 use slot::Slot;
 
-/// Largest message of a guest, in bytes.
-const MAX_MESSAGE: usize = 64 * 1024;
-/// Largest set of headers of a request, in bytes.
-const MAX_HEADERS: u32 = 8 * 1024;
-/// Largest HTTP/2 frame, in bytes; the smallest limit that HTTP/2 has.
-const MAX_FRAME: u32 = 16 * 1024;
-/// Streams of a connection: a session, and the one that replaces it.
-const MAX_STREAMS: u32 = 2;
-/// Bytes that a guest may send ahead of what was read.
-const WINDOW: u32 = 64 * 1024;
-/// Streams that a guest may reset before they were looked at.
-const MAX_RESETS: usize = 8;
 /// How long agents have to take the broker's Goodbye.
 const GOODBYES: Duration = Duration::from_secs(2);
 /// How long connections have to close after that.
@@ -129,31 +113,13 @@ impl Publisher {
         let (stop, stopped) = oneshot::channel::<()>();
         let leaving = watch::Sender::new(None);
         let sessions = watch::Sender::new(0);
-        let service = Guests {
+        let guests = Guests {
             settings,
             epoch,
             leaving: leaving.subscribe(),
             sessions: sessions.clone(),
         };
-        let server = Server::builder()
-            .http2_keepalive_interval(Some(settings.deadline))
-            .http2_keepalive_timeout(Some(settings.deadline))
-            .max_concurrent_streams(MAX_STREAMS)
-            .http2_max_header_list_size(MAX_HEADERS)
-            .max_frame_size(MAX_FRAME)
-            .initial_stream_window_size(WINDOW)
-            .initial_connection_window_size(WINDOW)
-            .http2_max_pending_accept_reset_streams(Some(MAX_RESETS))
-            .add_service(GuestServiceServer::new(service).max_decoding_message_size(MAX_MESSAGE))
-            .serve_with_incoming_shutdown(ReceiverStream::new(incoming), async {
-                // A dropped sender means the same as a message: the channel ends.
-                let _ = stopped.await;
-            });
-        let server = tokio::spawn(async move {
-            if let Err(error) = server.await {
-                tracing::error!("the guest channel has stopped: {}", with_causes(&error));
-            }
-        });
+        let server = tokio::spawn(server::serve(guests, incoming, stopped));
         let publisher = Self {
             settings,
             slots: Mutex::default(),
@@ -381,46 +347,6 @@ fn check(settings: &ChannelSettings) -> Result<(), PublishError> {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The gRPC service that guests call.
-#[derive(Debug)]
-struct Guests {
-    settings: ChannelSettings,
-    epoch: u64,
-    leaving: watch::Receiver<Option<String>>,
-    sessions: watch::Sender<usize>,
-}
-
-#[tonic::async_trait]
-impl GuestService for Guests {
-    type SessionStream = ReceiverStream<Result<v1::SessionResponse, Status>>;
-
-    async fn session(
-        &self,
-        request: Request<Streaming<v1::SessionRequest>>,
-    ) -> Result<Response<Self::SessionStream>, Status> {
-        let slot = request
-            .extensions()
-            .get::<Peer>()
-            .map(|peer| Arc::clone(&peer.slot))
-            .ok_or_else(|| Status::internal("this connection belongs to no VM"))?;
-        let session = Session {
-            slot,
-            settings: self.settings,
-            epoch: self.epoch,
-            leaving: self.leaving.clone(),
-        };
-        // Room for one message: the next is made when this one has gone out.
-        let (out, messages) = mpsc::channel(1);
-        let sessions = self.sessions.clone();
-        sessions.send_modify(|count| *count += 1);
-        tokio::spawn(async move {
-            session.run(request.into_inner(), out).await;
-            sessions.send_modify(|count| *count -= 1);
-        });
-        Ok(Response::new(ReceiverStream::new(messages)))
-    }
 }
 
 #[cfg(test)]

@@ -107,3 +107,95 @@ impl Outbox {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Classes, Contention, Cpus, Mode, Reason};
+
+    fn offer(sequence: u64, usable: u32) -> Numbered {
+        Numbered {
+            sequence,
+            offer: Offer::Hint(Hint {
+                usable,
+                vcpus: 4,
+                classes: Classes::default(),
+                entitlement: Cpus(1.0),
+                spare: Cpus(0.0),
+                contention: Contention::Contended,
+                reason: Reason::Contention,
+                mode: Mode::Enforce,
+            }),
+        }
+    }
+
+    fn outbox(begin: &Numbered) -> Outbox {
+        Outbox::new(42, Duration::from_secs(5), begin)
+    }
+
+    fn sequence(message: &Message) -> Option<u64> {
+        match message {
+            Message::Hint(hint) => Some(hint.sequence),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn one_hint_is_under_way_until_the_answer_or_the_next_beat() {
+        let mut outbox = outbox(&offer(1, 1));
+        assert!(outbox.is_due(&offer(1, 1)));
+        assert_eq!(sequence(&outbox.next(&offer(1, 1))), Some(1));
+        assert!(!outbox.is_due(&offer(2, 2)));
+        assert!(outbox.answered(42, 1));
+        assert!(outbox.is_due(&offer(3, 3)));
+        assert_eq!(sequence(&outbox.next(&offer(3, 3))), Some(3));
+        assert!(!outbox.is_due(&offer(9, 1)));
+        outbox.beat();
+        assert!(outbox.is_due(&offer(9, 1)));
+        assert_eq!(sequence(&outbox.next(&offer(9, 1))), Some(9));
+    }
+
+    #[test]
+    fn an_old_answer_does_not_release_the_next_hint() {
+        let mut outbox = outbox(&offer(1, 1));
+        outbox.next(&offer(1, 1));
+        outbox.beat();
+        outbox.next(&offer(2, 2));
+        assert!(outbox.answered(42, 1));
+        assert!(!outbox.is_due(&offer(3, 3)));
+        assert!(outbox.answered(42, 2));
+        assert!(outbox.is_due(&offer(3, 3)));
+    }
+
+    #[test]
+    fn answers_to_nothing_are_news_and_answers_to_the_future_are_not_taken() {
+        let mut outbox = outbox(&offer(1, 1));
+        outbox.next(&offer(1, 1));
+        assert!(outbox.answered(0, 0));
+        assert!(!outbox.answered(42, 2));
+        assert!(!outbox.answered(41, 1));
+        assert!(!outbox.answered(0, 1));
+    }
+
+    #[test]
+    fn a_withdrawal_is_said_once_and_not_to_a_session_that_begins_with_it() {
+        let Offer::Hint(hint) = offer(2, 4).offer else {
+            panic!("an offer");
+        };
+        let withdrawn = Numbered {
+            sequence: 2,
+            offer: Offer::Withdrawn(hint),
+        };
+        let mut old = outbox(&offer(1, 1));
+        old.next(&offer(1, 1));
+        old.answered(42, 1);
+        assert!(old.is_due(&withdrawn));
+        assert_eq!(sequence(&old.next(&withdrawn)), Some(2));
+        old.beat();
+        assert_eq!(sequence(&old.next(&withdrawn)), None);
+        let mut fresh = outbox(&withdrawn);
+        assert!(!fresh.is_due(&withdrawn));
+        fresh.beat();
+        assert_eq!(sequence(&fresh.next(&withdrawn)), None);
+    }
+}

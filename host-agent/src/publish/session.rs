@@ -33,13 +33,14 @@ use hint_proto::v1::session_request::Message as Said;
 use hint_proto::v1::session_response::Message;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Duration, Instant, MissedTickBehavior, interval_at, sleep_until, timeout};
-use tonic::{Status, Streaming};
+use tonic::{Code, Status, Streaming};
 
 use super::ChannelSettings;
 use super::claims;
 use super::outbox::Outbox;
 use super::slot::{Offer, Slot, Turn};
 use crate::model::{Mode, Outcome};
+use crate::text::printable;
 use crate::wire;
 
 /// How long a guest may take to read a session's last message, and then to answer it.
@@ -277,8 +278,13 @@ fn heard(message: Result<Option<v1::SessionRequest>, Status>) -> Result<Option<S
     match message {
         Ok(Some(request)) => Ok(request.message),
         Ok(None) => Err(End::Left("it closed the stream".to_owned())),
-        // Tonic's own faults name no sender; a guest's connection that breaks looks the same and takes no answer.
-        Err(status) => Err(End::Refused(status)),
+        Err(status) => Err(match status.code() {
+            // What was read is no message of this protocol, or too large.
+            Code::Internal | Code::OutOfRange | Code::ResourceExhausted | Code::Unimplemented => {
+                End::Refused(status)
+            }
+            _ => End::Left(printable(status.message())),
+        }),
     }
 }
 

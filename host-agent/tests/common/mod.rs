@@ -1,5 +1,6 @@
 //! What the tests of the outward half share: VMs, views, and an agent that is a real gRPC client on a real Unix socket.
-#![allow(dead_code, missing_docs, unreachable_pub)] // each test program uses some of it
+#![allow(dead_code, unreachable_pub)] // each test program uses some of it
+#![allow(clippy::unwrap_used)] // helpers of tests are tests too
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -139,11 +140,13 @@ pub struct Guest {
 }
 
 pub async fn channel(socket: &Path) -> Channel {
-    Endpoint::from_shared(format!("unix:{}", socket.display()))
-        .unwrap()
+    try_channel(socket).await.unwrap()
+}
+
+pub async fn try_channel(socket: &Path) -> Result<Channel, tonic::transport::Error> {
+    Endpoint::from_shared(format!("unix:{}", socket.display()))?
         .connect()
         .await
-        .unwrap()
 }
 
 impl Guest {
