@@ -24,9 +24,11 @@ fn uncommented(text: &str) -> String {
 /// The keys of a section, by the parser's own list of what it expected instead of `wrong`.
 fn keys(section: &str) -> Vec<String> {
     let error = Config::parse(&format!("{section}\nwrong = 1\n"), &path())
-        .unwrap_err()
+        .expect_err("no section has a key of this name")
         .to_string();
-    let (_, expected) = error.split_once(", expected ").unwrap();
+    let (_, expected) = error
+        .split_once(", expected ")
+        .expect("the parser tells the keys that it knows");
     expected
         .split('`')
         .skip(1)
