@@ -227,10 +227,10 @@ pub struct Hint {
     pub vcpus: u32,
     /// The vCPUs by class.
     pub classes: Classes,
-    /// What the VM is due.
-    pub entitlement: Cpus,
+    /// What the VM would get if it wanted all its vCPUs.
+    pub entitlement: Option<Cpus>,
     /// Idle time of the pool.
-    pub spare: Cpus,
+    pub spare: Option<Cpus>,
     /// Contention of the pool.
     pub contention: Contention,
     /// What bound usable.

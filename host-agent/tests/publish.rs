@@ -54,7 +54,7 @@ async fn a_hint_is_delivered_renewed_and_withdrawn() {
     assert_eq!(first.mode(), v1::Mode::Enforce);
     assert_eq!(first.reason(), v1::Reason::Contention);
     assert_eq!(first.contention(), v1::Contention::Contended);
-    assert_eq!(first.entitlement_milli_cpus, 1500);
+    assert_eq!(first.entitlement_milli_cpus, Some(1500));
     let classes = first.classes.unwrap();
     assert_eq!((classes.full, classes.partial, classes.avoided), (2, 0, 2));
     guest.applied(EPOCH, 1, "0-1").await;
@@ -71,11 +71,11 @@ async fn a_hint_is_delivered_renewed_and_withdrawn() {
 
     // Figures ride along in the renewal, under the same sequence.
     let figures = Hint {
-        spare: Cpus(0.75),
+        spare: Some(Cpus(0.75)),
         ..hint(2)
     };
     publisher.publish(id(10), Some(figures));
-    let renewal = guest.hint(|hint| hint.spare_milli_cpus == 750).await;
+    let renewal = guest.hint(|hint| hint.spare_milli_cpus == Some(750)).await;
     assert_eq!((renewal.sequence, renewal.usable), (1, 2));
 
     publisher.publish(

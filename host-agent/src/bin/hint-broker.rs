@@ -56,7 +56,7 @@ fn run(config: Config, root: Root) -> anyhow::Result<()> {
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
         .init();
-    // One thread measures and decides, the other answers guests and operators meanwhile.
+    // The main thread measures and decides; these answer guests and operators meanwhile.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()

@@ -172,7 +172,8 @@ impl Host {
                     in_use: in_use.filter(|in_use| *in_use > 0),
                 }
             }
-            _ => AgentState::Absent,
+            Some(_) => AgentState::Fails,
+            None => AgentState::Absent,
         };
         VmInput {
             id: vm.id,
@@ -266,12 +267,12 @@ fn hint(mode: Mode, vcpus: Option<u32>, decision: &Decision, step: &Step) -> Opt
     let (Some(vcpus), Some(usable)) = (vcpus, decision.usable) else {
         return None;
     };
-    (mode > Mode::Observe).then(|| Hint {
+    (mode > Mode::Observe).then_some(Hint {
         usable,
         vcpus,
         classes: decision.classes,
-        entitlement: decision.target.unwrap_or_default(),
-        spare: step.idle.unwrap_or_default(),
+        entitlement: decision.target,
+        spare: step.idle,
         contention: step.contention,
         reason: decision.reason,
         mode,

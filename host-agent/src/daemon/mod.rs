@@ -7,6 +7,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
 
@@ -47,6 +48,7 @@ pub async fn run(
     stop: impl Future<Output = ()>,
 ) -> Result<(), DaemonError> {
     let epoch = new_epoch();
+    raise_file_limit();
     let control = ControlSocket::bind(&config.control.socket, CONTROL_MODE)?;
     let metrics = match config.metrics.enabled {
         true => Some(MetricsServer::bind(config.metrics.listen).await?),
@@ -135,4 +137,16 @@ fn new_epoch() -> u64 {
     u64::try_from(since_1970.as_micros())
         .unwrap_or(u64::MAX)
         .max(1)
+}
+
+/// One file stays open for each vCPU thread; the usual soft limit is for programs that use `select`.
+fn raise_file_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let most = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, most) {
+        tracing::warn!(%error, current = limit.current, "can't raise the limit of open files: about as many vCPUs can be measured");
+    }
 }

@@ -80,7 +80,7 @@ impl Discovery {
             }
         };
         let mut alive = BTreeSet::new();
-        let mut denied = 0u32;
+        let mut denied = Denied::default();
         let mut back_ends = None;
         for pid in pids {
             let Ok(Some(start_ticks)) = process::start_ticks(&self.root, pid) else {
@@ -91,16 +91,24 @@ impl Discovery {
             match self.examine(id, &mut back_ends) {
                 Ok(Some(found)) => scan.vms.push(found),
                 Ok(None) => {}
-                Err(error) if error.is_denied() => denied += 1,
+                Err(error) if error.is_denied() => denied.count(&self.root, pid),
                 Err(error) => scan
                     .degraded
                     .push(format!("{error}: its VM, if it has one, is left out")),
             }
         }
         self.seen.retain(|id, _| alive.contains(id));
-        if denied > 0 {
+        if denied.vmms > 0 {
             scan.degraded.push(format!(
-                "{denied} processes may not be looked into: VMs among them are not seen; run the broker as root, without hidepid or ProtectProc"
+                "{} processes that look like VMMs may not be looked into, and their VMs are not seen; run the broker as root",
+                denied.vmms
+            ));
+        } else if 2 * denied.others > alive.len() {
+            // A few processes are closed even to root; most of them are only to others.
+            scan.degraded.push(format!(
+                "{} of {} processes may not be looked into: VMs among them are not seen; run the broker as root",
+                denied.others,
+                alive.len()
             ));
         }
         if self.seen.values().any(|seen| !seen.kvm_fds.is_empty()) {
@@ -188,6 +196,23 @@ impl Discovery {
             .filter(|first| sets.iter().all(|set| set == *first))
             .cloned();
         Ok((same, reach))
+    }
+}
+
+/// Processes that may not be looked into.
+#[derive(Debug, Default)]
+struct Denied {
+    vmms: usize,
+    others: usize,
+}
+
+impl Denied {
+    fn count(&mut self, root: &Root, pid: u32) {
+        // Command lines are open to all where processes are seen at all.
+        match process::read(root, pid) {
+            Ok(Some(process)) if vmm::of(&process).is_some() => self.vmms += 1,
+            _ => self.others += 1,
+        }
     }
 }
 

@@ -19,7 +19,7 @@ const SATURATED_FROM: f64 = 0.90;
 const SATURATED_UNTIL: f64 = 0.75;
 /// After a change of the vCPUs in use, the window still tells of the time before.
 const SETTLE: Duration = Duration::from_millis(600);
-/// A VM that isn't folded may want this much more in the next moment than it showed in the last.
+/// A VM that isn't saturated may want this much more in the next moment than it showed in the last.
 const HEADROOM: f64 = 0.10;
 
 #[derive(Debug, Clone, Copy)]

@@ -1,7 +1,7 @@
 //! Is a pool contended? Pure: time is handed in.
 //!
 //! ```text
-//!                demand > supply and pCPUs full for 0.5 s, hold-off over
+//!                demand > 1.05 supply and pCPUs full for 0.5 s, hold-off over
 //!   ┌──────────┐ ─────────────────────────────────────────────────────► ┌───────────┐
 //!   │   none   │                                                        │ contended │
 //!   └──────────┘ ◄───────────────────────────────────────────────────── └───────────┘
@@ -17,6 +17,9 @@ use std::time::Duration;
 
 use crate::model::{Contention, Cpus, PoolRates};
 
+/// More is wanted than there is when demand exceeds this many times the supply: both are means with some noise, and a pool
+/// that is exactly full is not contended.
+const WANTED: f64 = 1.05;
 /// pCPUs are full when they were busy for this part of the full window.
 const FULL: f64 = 0.97;
 const FULL_WINDOW: Duration = Duration::from_millis(500);
@@ -80,7 +83,7 @@ impl PoolState {
                 Contention::None
             }
             Contention::Contended => Contention::Contended,
-            _ if now >= self.hold_off_until && demand > supply && self.is_full() => {
+            _ if now >= self.hold_off_until && demand.0 > WANTED * supply.0 && self.is_full() => {
                 self.entered_at = now;
                 self.idle_counts_from = now;
                 Contention::Contended

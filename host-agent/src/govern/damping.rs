@@ -116,6 +116,11 @@ impl Damper {
         Move::Folded(wanted)
     }
 
+    /// The count that holds; `None` before the first.
+    pub(super) fn usable(&self) -> Option<u32> {
+        self.usable
+    }
+
     /// Forgets all but the totals: the guest uses all its vCPUs, and no change of it was felt.
     pub(super) fn start_anew(&mut self) {
         let Self { folds, unfolds, .. } = *self;

@@ -22,13 +22,16 @@ pub(super) fn explain(
     let share = format!("share {share} at weight {}", vm.weight);
     match decision.reason {
         Reason::Unclassified => "its vCPU threads are not known, so it is shown and never hinted".to_owned(),
-        Reason::Pinned => "it may not run on all pCPUs of the pool, so it is counted and never hinted; give its vCPUs the affinity that the other VMs have".to_owned(),
+        Reason::Pinned => "it may not run on all pCPUs of the pool, so it keeps all its vCPUs; give them the affinity that the other VMs have".to_owned(),
         Reason::NoAgent => {
             let would = match decision.target {
                 Some(_) if contention == Contention::Contended => format!("; {figures}, {share}"),
                 _ => String::new(),
             };
-            format!("no working agent in the guest, so it is counted and never hinted{would}; install hint-agent there")
+            match vm.agent {
+                AgentState::Absent => format!("no agent is connected, so it is counted and keeps all its vCPUs{would}; install hint-agent in the guest"),
+                _ => format!("its agent could not apply a hint, so it keeps all its vCPUs for a minute or more{would}; see the agent's error")
+            }
         }
         Reason::Unmeasured => "its figures or the pool's are missing, so it uses all vCPUs until they are whole; see the degraded sources".to_owned(),
         Reason::Uncontended => format!("no contention: {figures}; it folds when more is wanted than there is and the pCPUs are full"),

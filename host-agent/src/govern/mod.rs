@@ -29,15 +29,39 @@ const SLEEPER: (f64, f64) = (0.30, 0.85);
 /// A folded VM that wants its vCPUs and runs less than this part of what it is due, for so long, starves.
 const STARVED: f64 = 0.70;
 const STARVED_FOR: Duration = Duration::from_secs(2);
-/// A VM that starved is left unfolded for so long at first, twice as long each time after, and no longer than the second.
+/// A VM that starved, or whose agent failed, is left unfolded for so long at first, and no longer than the second.
 const SPARED: Duration = Duration::from_secs(60);
 const SPARED_MOST: Duration = Duration::from_secs(960);
+
+/// How long something is left alone that went wrong: twice as long each time.
+#[derive(Debug, Default)]
+struct Spared {
+    until: Duration,
+    last: Duration,
+}
+
+impl Spared {
+    fn begin(&mut self, now: Duration) {
+        self.last = if self.last.is_zero() {
+            SPARED
+        } else {
+            (2 * self.last).min(SPARED_MOST)
+        };
+        self.until = now + self.last;
+    }
+
+    fn holds(&self, now: Duration) -> bool {
+        now < self.until
+    }
+}
 
 /// What the governor knows of a VM's agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AgentState {
-    /// None that can fold the guest.
+    /// None.
     Absent,
+    /// One that could not do as the last hint said.
+    Fails,
     /// One that can; the guest uses so many vCPUs now, where it has said so.
     Works {
         /// vCPUs in use.
@@ -119,8 +143,8 @@ struct VmState {
     demand: Demand,
     damper: Damper,
     starves_since: Option<Duration>,
-    spared_until: Duration,
-    spared: Duration,
+    starved: Spared,
+    failed: Spared,
 }
 
 impl VmState {
@@ -131,8 +155,20 @@ impl VmState {
             demand: Demand::default(),
             damper: Damper::default(),
             starves_since: None,
-            spared_until: Duration::ZERO,
-            spared: Duration::ZERO,
+            starved: Spared::default(),
+            failed: Spared::default(),
+        }
+    }
+
+    /// How many vCPUs the guest uses, of those that it was told to: all of them until its agent has said otherwise. What it
+    /// avoids beyond that is its own choice and hides no demand.
+    fn in_use(&self, vm: &VmInput, vcpus: u32) -> u32 {
+        let told = self.damper.usable().unwrap_or(vcpus);
+        match vm.agent {
+            AgentState::Works {
+                in_use: Some(in_use),
+            } => in_use.max(told).clamp(1, vcpus.max(1)),
+            _ => vcpus,
         }
     }
 }
@@ -205,13 +241,10 @@ impl Governor {
             let (Some(vcpus), Some(Some(rates))) = (vm.vcpus, tick.vms.get(&vm.id)) else {
                 continue;
             };
-            state.demand.push(
-                tick.at,
-                tick.interval,
-                rates.run,
-                rates.run_delay,
-                in_use(vm, vcpus),
-            );
+            let in_use = state.in_use(vm, vcpus);
+            state
+                .demand
+                .push(tick.at, tick.interval, rates.run, rates.run_delay, in_use);
         }
     }
 
@@ -229,7 +262,7 @@ impl Governor {
             if !state.demand.is_fresh(now) {
                 continue;
             }
-            let hides = in_use(vm, vcpus) < vcpus && state.demand.is_saturated();
+            let hides = state.in_use(vm, vcpus) < vcpus && state.demand.is_saturated();
             demand = demand
                 + if hides {
                     Cpus::from(vcpus)
@@ -293,6 +326,9 @@ impl Governor {
             target,
             changed: false,
         };
+        if vm.agent == AgentState::Fails && !state.failed.holds(now) {
+            state.failed.begin(now);
+        }
         if state.enforced != vm.enforced {
             // What was only shown cost the guest nothing, so it counts against no budget.
             state.enforced = vm.enforced;
@@ -305,7 +341,7 @@ impl Governor {
                     usable: vcpus,
                     reason: Reason::Pinned,
                 },
-                _ if vm.agent == AgentState::Absent => Wanted {
+                _ if vm.agent == AgentState::Absent || state.failed.holds(now) => Wanted {
                     usable: vcpus,
                     reason: Reason::NoAgent,
                 },
@@ -360,7 +396,7 @@ fn wanted(
     rounding: f64,
     young: bool,
 ) -> Wanted {
-    let in_use = in_use(vm, vcpus);
+    let in_use = state.in_use(vm, vcpus);
     let all = |reason| Wanted {
         usable: vcpus,
         reason,
@@ -370,12 +406,7 @@ fn wanted(
         .steady(target, rounding, round_up(target, rounding))
         .clamp(1, vcpus);
     if starves(state, now, in_use, vcpus, target) {
-        state.spared = if state.spared.is_zero() {
-            SPARED
-        } else {
-            (2 * state.spared).min(SPARED_MOST)
-        };
-        state.spared_until = now + state.spared;
+        state.starved.begin(now);
     }
     let ran = state.demand.long_run().0 / target.0.min(f64::from(vcpus)).max(0.01);
     // A VM that wants nearly all its vCPUs shows its demand, whatever the host lets it run.
@@ -387,7 +418,7 @@ fn wanted(
         all(Reason::WarmUp)
     } else if vcpus == 1 || (vcpus == 2 && target.0 > 1.0) {
         all(Reason::NoGain)
-    } else if now < state.spared_until {
+    } else if state.starved.holds(now) {
         all(Reason::Starved)
     } else if sleeps {
         all(Reason::Sleeper)
@@ -419,16 +450,6 @@ fn starves(state: &mut VmState, now: Duration, in_use: u32, vcpus: u32, target: 
         state.starves_since = None;
     }
     starves
-}
-
-/// How many vCPUs the guest really uses; all of them until its agent has said otherwise.
-fn in_use(vm: &VmInput, vcpus: u32) -> u32 {
-    match vm.agent {
-        AgentState::Works {
-            in_use: Some(in_use),
-        } => in_use.clamp(1, vcpus.max(1)),
-        _ => vcpus,
-    }
 }
 
 /// The rounding for all VMs: the coarser one unless it would leave pCPUs idle that VMs want.

@@ -18,6 +18,10 @@ struct Guest {
     enforced: bool,
     in_use: u32,
     usable: u32,
+    /// It can't fold, and says so.
+    fails: bool,
+    /// What it says that it uses, if not the truth.
+    claims: Option<u32>,
 }
 
 fn busy(vcpus: u32) -> Guest {
@@ -31,6 +35,8 @@ fn busy(vcpus: u32) -> Guest {
         enforced: true,
         in_use: vcpus,
         usable: vcpus,
+        fails: false,
+        claims: None,
     }
 }
 
@@ -125,7 +131,11 @@ impl Rig {
             .collect();
         self.last = self.governor.step(&tick, &inputs, 100);
         for (guest, decision) in self.guests.iter_mut().zip(&self.last.decisions) {
-            guest.in_use = guest.usable;
+            guest.in_use = if guest.fails {
+                guest.vcpus
+            } else {
+                guest.usable
+            };
             if guest.agent && guest.enforced {
                 guest.usable = decision.usable.unwrap();
             }
@@ -180,12 +190,13 @@ fn id(index: usize) -> VmId {
 }
 
 fn input(index: usize, guest: &Guest) -> VmInput {
-    let agent = if guest.agent {
-        AgentState::Works {
-            in_use: Some(guest.in_use),
-        }
-    } else {
-        AgentState::Absent
+    // One that fails has the hint in `usable`, and could not do it.
+    let agent = match guest {
+        Guest { agent: false, .. } => AgentState::Absent,
+        Guest { fails: true, .. } if guest.usable < guest.vcpus => AgentState::Fails,
+        _ => AgentState::Works {
+            in_use: Some(guest.claims.unwrap_or(guest.in_use)),
+        },
     };
     VmInput {
         id: id(index),
@@ -267,6 +278,16 @@ fn a_pool_that_holds_all_vcpus_is_not_contended() {
 }
 
 #[test]
+fn an_exactly_full_pool_is_not_folded() {
+    // A loop on each of two vCPUs of each guest: all pCPUs are busy and hardly anybody waits.
+    let mut guests = [busy(4), busy(4)];
+    guests.iter_mut().for_each(|guest| guest.threads = 2.05);
+    let mut rig = Rig::new(4, &guests);
+    rig.run(60.0);
+    assert_eq!((rig.usable(), rig.changes), (vec![4, 4], 0));
+}
+
+#[test]
 fn a_guest_without_an_agent_is_counted_and_left_alone() {
     let mut stranger = busy(4);
     stranger.agent = false;
@@ -279,9 +300,41 @@ fn a_guest_without_an_agent_is_counted_and_left_alone() {
     );
     let explanation = &rig.last.decisions[2].explanation;
     assert!(
-        explanation.contains("no working agent") && explanation.contains("share 1.00"),
+        explanation.contains("no agent is connected") && explanation.contains("share 1.00"),
         "{explanation}"
     );
+}
+
+#[test]
+fn an_agent_that_fails_is_left_alone_for_longer_and_longer() {
+    let mut rig = Rig::new(2, &[busy(4), busy(4)]);
+    rig.guests[0].fails = true;
+    rig.run(600.0);
+    assert_eq!(rig.usable()[1], 1);
+    let (folds, unfolds) = rig.governor.changes(id(0));
+    assert!(
+        (2..=5).contains(&folds),
+        "{folds} folds and {unfolds} unfolds in ten minutes"
+    );
+    assert_eq!((rig.usable()[0], rig.reasons()[0]), (4, Reason::NoAgent));
+    let explanation = &rig.last.decisions[0].explanation;
+    assert!(explanation.contains("could not apply"), "{explanation}");
+}
+
+#[test]
+fn a_guest_that_claims_to_use_few_vcpus_gets_no_more_for_it() {
+    // Due 7 of 8 pCPUs, and a neighbour that wants one and says that it may use only that one.
+    let mut heavy = busy(8);
+    heavy.weight = 700;
+    let mut liar = busy(8);
+    liar.threads = 1.0;
+    let mut rig = Rig::new(8, &[heavy, liar]);
+    rig.guests[1].claims = Some(1);
+    rig.run(120.0);
+    assert!(rig.usable()[0] >= 7, "{:?}", rig.last);
+    assert!(rig.changes <= 6, "{} changes", rig.changes);
+    let ran = rig.last.decisions[0].run.unwrap();
+    assert!(ran.0 > 6.99, "its neighbour ran {ran} of 7");
 }
 
 #[test]

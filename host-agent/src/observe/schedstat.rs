@@ -76,9 +76,10 @@ impl ThreadReader {
             run_delay,
             slices,
         } = figures;
-        // A kernel that was told to keep no scheduler figures says "0 0 0" of every thread.
         if slices == 0 && run.is_zero() {
-            return Ok(None);
+            let path = root.path(&relative(self.pid, self.tid));
+            let expected = "figures of a thread that has run (0 0 0 is what a kernel without sched_info says of all)";
+            return Err(ReadError::content(&path, expected, &text));
         }
         let still = self
             .last
@@ -165,14 +166,13 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_without_figures_is_unknown_and_not_idle() {
+    fn a_kernel_without_figures_is_an_error_and_not_idle() {
         let (_directory, root) = tree("0 0 0\n", "R");
-        assert_eq!(
-            ThreadReader::open(&root, 7, 8)
-                .unwrap()
-                .read(&root, true)
-                .unwrap(),
-            None
+        let mut reader = ThreadReader::open(&root, 7, 8).unwrap();
+        let error = reader.read(&root, true).unwrap_err().to_string();
+        assert!(
+            error.contains("proc/7/task/8/schedstat") && error.contains("sched_info"),
+            "{error}"
         );
     }
 

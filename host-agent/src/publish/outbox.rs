@@ -10,7 +10,7 @@ use hint_proto::v1;
 use hint_proto::v1::session_response::Message;
 
 use super::slot::{Numbered, Offer};
-use crate::model::Hint;
+use crate::model::{Cpus, Hint};
 use crate::wire;
 
 /// What a session has said and has to say.
@@ -98,8 +98,8 @@ impl Outbox {
                 partial: hint.classes.partial,
                 avoided: hint.classes.avoided,
             }),
-            entitlement_milli_cpus: hint.entitlement.milli(),
-            spare_milli_cpus: hint.spare.milli(),
+            entitlement_milli_cpus: hint.entitlement.map(Cpus::milli),
+            spare_milli_cpus: hint.spare.map(Cpus::milli),
             contention: wire::contention(hint.contention).into(),
             reason: reason.into(),
             lease_ms: self.lease_ms,
@@ -111,7 +111,7 @@ impl Outbox {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Classes, Contention, Cpus, Mode, Reason};
+    use crate::model::{Classes, Contention, Mode, Reason};
 
     fn offer(sequence: u64, usable: u32) -> Numbered {
         Numbered {
@@ -120,8 +120,8 @@ mod tests {
                 usable,
                 vcpus: 4,
                 classes: Classes::default(),
-                entitlement: Cpus(1.0),
-                spare: Cpus(0.0),
+                entitlement: Some(Cpus(1.0)),
+                spare: Some(Cpus(0.0)),
                 contention: Contention::Contended,
                 reason: Reason::Contention,
                 mode: Mode::Enforce,

@@ -238,8 +238,8 @@ mod tests {
                 partial: 0,
                 avoided: 4 - usable,
             },
-            entitlement: Cpus(1.0),
-            spare: Cpus(0.0),
+            entitlement: Some(Cpus(1.0)),
+            spare: Some(Cpus(0.0)),
             contention: Contention::Contended,
             reason: Reason::Contention,
             mode: Mode::Enforce,
@@ -262,7 +262,7 @@ mod tests {
         assert!(watcher.has_changed().unwrap());
         assert_eq!(watcher.borrow_and_update().sequence, 1);
         let figures = Hint {
-            spare: Cpus(0.5),
+            spare: Some(Cpus(0.5)),
             ..hint(2)
         };
         slot.publish(Some(figures));
