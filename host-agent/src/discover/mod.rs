@@ -56,6 +56,8 @@ struct Seen {
     is_vm: bool,
     kvm_fds: Vec<u32>,
     hybrid_socket: Option<PathBuf>,
+    /// Why its last examination failed; kept until the next, since a process that is old is examined seldom.
+    failed: Option<ReadError>,
 }
 
 impl Discovery {
@@ -80,7 +82,6 @@ impl Discovery {
             }
         };
         let mut alive = BTreeSet::new();
-        let mut denied = 0u32;
         let mut back_ends = None;
         for pid in pids {
             let Ok(Some(start_ticks)) = process::start_ticks(&self.root, pid) else {
@@ -91,17 +92,30 @@ impl Discovery {
             match self.examine(id, &mut back_ends) {
                 Ok(Some(found)) => scan.vms.push(found),
                 Ok(None) => {}
-                Err(error) if error.is_denied() => denied += 1,
-                Err(error) => scan
-                    .degraded
-                    .push(format!("{error}: its VM, if it has one, is left out")),
+                Err(error) => {
+                    if let Some(seen) = self.seen.get_mut(&id) {
+                        seen.failed = Some(error);
+                    }
+                }
             }
         }
         self.seen.retain(|id, _| alive.contains(id));
-        if denied > 0 {
-            scan.degraded.push(format!(
-                "{denied} processes may not be looked into: VMs among them are not seen; run the broker as root, without hidepid or ProtectProc"
-            ));
+        let (denied, failed): (Vec<_>, Vec<_>) = self
+            .seen
+            .values()
+            .filter_map(|seen| seen.failed.as_ref())
+            .partition(|error| error.is_denied());
+        scan.degraded.extend(
+            failed
+                .iter()
+                .map(|error| format!("{error}: its VM, if it has one, is left out")),
+        );
+        // Their number changes all the time; in the message, each change would be a new one.
+        if !denied.is_empty() {
+            scan.degraded.push(
+                "some processes may not be looked into: VMs among them are not seen; run the broker as root, without hidepid or ProtectProc"
+                    .to_owned(),
+            );
         }
         if self.seen.values().any(|seen| !seen.kvm_fds.is_empty()) {
             scan.degraded.extend(vcpus::debugfs_problem(&self.root));
@@ -119,12 +133,14 @@ impl Discovery {
             is_vm: false,
             kvm_fds: Vec::new(),
             hybrid_socket: None,
+            failed: None,
         });
         seen.scans = seen.scans.saturating_add(1);
         let due = seen.is_vm || seen.scans <= YOUNG_SCANS || seen.scans.is_multiple_of(OLD_EVERY);
         if !due {
             return Ok(None);
         }
+        seen.failed = None;
         let Some(process) =
             process::read(&self.root, id.pid)?.filter(|process| !process.arguments.is_empty())
         else {
