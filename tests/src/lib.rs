@@ -12,6 +12,7 @@ pub mod cgroup;
 mod channel;
 pub mod console;
 pub mod guest;
+pub mod host;
 pub mod initramfs;
 pub mod kvm;
 pub mod lock;
@@ -22,3 +23,4 @@ pub mod vsock;
 
 pub use broker::{Broker, BrokerError, BrokerSpec};
 pub use guest::{Guest, GuestError, GuestSpec, Output, Topology, WorkId};
+pub use host::{InnerGuest, VirtualHost};
