@@ -240,10 +240,7 @@ fn vcpus_that_nothing_tells_are_unclassified_with_the_reason() {
     assert!(why.contains("debug-threads=on, or mount debugfs"), "{why}");
     let unknown = VmProcess::start("some-new-vmm", &["--vcpus", "2", "--named"]);
     let why = unclassified(&mut discovery, unknown.pid());
-    assert!(
-        why.contains("not a VMM whose thread names are known"),
-        "{why}"
-    );
+    assert!(why.contains("no VMM whose thread names are known"), "{why}");
 
     // Mixed up, the vCPUs of two VMs would be one VM of their sum; debugfs could tell them apart, but they are one process.
     let two = VmProcess::start("qemu-system-x86_64", &["--vms", "2", "--named"]);
@@ -272,18 +269,18 @@ fn spinning_vcpus_show_their_number_as_demand() {
         let found = scan_until(&mut discovery, vm.pid(), wanted).unwrap();
         let mut observer = Observer::new(root);
         // Other work on this machine moves run to run delay and back; their sum it moves only at the ends of a window.
-        let tries: Vec<(f64, f64)> = (0..5).map(|_| measure(&mut observer, &found.vm)).collect();
-        println!("{vcpus} vCPUs: run and demand {tries:?}");
         let number = f64::from(vcpus);
-        assert!(
-            tries
-                .iter()
-                .any(|(_, demand)| (demand - number).abs() <= 0.05 * number),
-            "{vcpus} vCPUs: run and demand {tries:?}"
-        );
-        for (run, _) in tries {
-            assert!(run <= number * 1.01, "{run} CPUs run on {vcpus} threads");
+        let mut tries = Vec::new();
+        loop {
+            let (run, demand) = measure(&mut observer, &found.vm);
+            tries.push(format!("run {run:.3} demand {demand:.3}"));
+            assert!(run <= number * 1.01, "{vcpus} vCPUs: {tries:?}");
+            if (demand - number).abs() <= 0.05 * number {
+                break;
+            }
+            assert!(tries.len() < 5, "{vcpus} vCPUs: {tries:?}");
         }
+        println!("{vcpus} vCPUs: {tries:?}");
     }
 }
 
@@ -330,7 +327,7 @@ fn a_broker_without_rights_says_what_it_may_not_see() {
     let socket = path.join("control.sock");
     let config = path.join("broker.toml");
     let text = format!(
-        "mode = \"enforce\"\n[channel]\nvsock = false\n[control]\nsocket = \"{}\"\n[metrics]\nenabled = false\n",
+        "mode = \"enforce\"\n[discover]\nrescan_ms = 100\n[channel]\nvsock = false\n[control]\nsocket = \"{}\"\n[metrics]\nenabled = false\n",
         socket.display()
     );
     fs::write(&config, text).unwrap();
@@ -371,7 +368,7 @@ fn a_broker_without_rights_says_what_it_may_not_see() {
         thread::sleep(Duration::from_millis(50));
     }
     // It goes on saying so, also after the first scans, in which each process is looked at every time.
-    let end = Instant::now() + Duration::from_secs(14);
+    let end = Instant::now() + Duration::from_secs(5);
     while Instant::now() < end {
         let degraded = ask().unwrap().host.degraded;
         assert!(
@@ -379,7 +376,7 @@ fn a_broker_without_rights_says_what_it_may_not_see() {
             "{degraded:?}\n{}",
             said()
         );
-        thread::sleep(Duration::from_millis(250));
+        thread::sleep(Duration::from_millis(50));
     }
 
     kill_process(Pid::from_child(&broker), Signal::TERM).unwrap();

@@ -113,10 +113,10 @@ fn a_kvm_host_folds_its_guests_over_the_kernels_vsock() {
     });
 
     // Different numbers of vCPUs, so that a hint that went to the wrong guest would show.
-    for (name, cid, vcpus) in [("left", 33, 4), ("right", 34, 5)] {
+    let [left, _] = [("left", 33, 4), ("right", 34, 5)].map(|(name, cid, vcpus)| {
         let name = name.to_owned();
-        host.start_guest(&InnerGuest { name, cid, vcpus }).unwrap();
-    }
+        host.start_guest(&InnerGuest { name, cid, vcpus }).unwrap()
+    });
     let seen = watch.until("both VMs are seen", list, |list| {
         both(list, |vm| vm["vcpus"].is_u64())
     });
@@ -130,6 +130,13 @@ fn a_kvm_host_folds_its_guests_over_the_kernels_vsock() {
         .sh("cat /proc/[0-9]*/task/*/comm | grep '^CPU ' || true")
         .unwrap();
     assert_eq!(names, "");
+    assert_eq!(
+        host.broker_log()
+            .unwrap()
+            .matches("accelerator=Kvm")
+            .count(),
+        2
+    );
 
     let connected = watch.until("both agents are connected", list, |list| {
         both(list, |vm| vm["agent"]["state"] == "connected")
@@ -164,9 +171,36 @@ fn a_kvm_host_folds_its_guests_over_the_kernels_vsock() {
     watch.until_work_has("the broker goes on", 1, 1);
 
     let off = host.guest().sh("hintctl off").unwrap();
-    println!("{off}");
     watch.until_work_has("off", 4, 5);
+    assert!(off.contains("off: no hint is in force"), "{off}");
     let off = list(host);
     assert_eq!(off["host"]["mode"], "observe", "{off}");
-    println!("{}", host.broker_log().unwrap());
+
+    host.guest().sh("hintctl mode enforce").unwrap();
+    watch.until_work_has("on again", 1, 1);
+    host.guest().kill_work(left).unwrap();
+    watch.until(
+        "the neighbour is gone: right has room for more than 1",
+        |host| host.work_cpus("right").unwrap(),
+        |report| report.as_ref().is_some_and(|(_, cpus)| cpus.len() > 1),
+    );
+    let alone = list(host);
+    assert_eq!(vm(&alone, "left"), None, "{alone}");
+
+    // The CID belongs to whoever has it now.
+    let name = "third".to_owned();
+    let (cid, vcpus) = (33, 3);
+    host.start_guest(&InnerGuest { name, cid, vcpus }).unwrap();
+    let third = watch.until("a new VM has the old CID", list, |list| {
+        vm(list, "third").is_some_and(|vm| vm["agent"]["state"] == "connected")
+    });
+    assert_eq!(vm(&third, "third").unwrap()["vcpus"], 3, "{third}");
+    watch.until(
+        "it is folded too",
+        |host| host.work_cpus("third").unwrap(),
+        |report| report.as_ref().is_some_and(|(_, cpus)| cpus.len() == 1),
+    );
+    let log = host.broker_log().unwrap();
+    assert!(!log.contains("panicked"), "{log}");
+    println!("{log}");
 }
