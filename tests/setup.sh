@@ -10,14 +10,16 @@ set -euo pipefail
 
 packages=(
     qemu-system-x86 # boots the guests
+    seabios         # firmware of the KVM guests in a virtual host
     busybox-static  # their shell
     cpio            # packs their initramfs
     xz-utils        # unpacks their kernel modules
-    util-linux      # chrt in the guest, setpriv on the host
+    util-linux      # chrt in the guest, setpriv and unshare on the host
     rt-tests        # hackbench
     socat           # talks vsock in the guest
     ca-certificates # crates.io over TLS
     gcc             # linker for Rust
+    binutils        # strip, for programs that go into a virtual host
     libc6-dev       # also for static programs
     make            # front end of all this
 )

@@ -96,6 +96,26 @@ impl Assets {
     }
 }
 
+/// The firmware that a PC guest of QEMU boots with.
+///
+/// # Errors
+/// Names the first file that is missing.
+pub fn firmware() -> Result<Vec<PathBuf>, AssetError> {
+    let files = [
+        "/usr/share/seabios/bios-256k.bin",
+        "/usr/share/qemu/kvmvapic.bin",
+        "/usr/share/qemu/linuxboot_dma.bin",
+    ];
+    let found = files.map(PathBuf::from).map(|path| match path.is_file() {
+        true => Ok(path),
+        false => Err(AssetError::Missing {
+            what: "firmware of QEMU's guests",
+            path,
+        }),
+    });
+    found.into_iter().collect()
+}
+
 /// Finds a program that a Debian package brings.
 ///
 /// # Errors

@@ -11,16 +11,15 @@ use std::process::{Command, Stdio};
 
 use crate::assets::{self, AssetError, Assets};
 
-/// The modules of vsock, each after those it needs.
+/// The modules of vsock, each after those it needs; below the kernel's module folder.
 const VSOCK_MODULES: [&str; 3] = [
-    "vsock",
-    "vmw_vsock_virtio_transport_common",
-    "vmw_vsock_virtio_transport",
+    "net/vmw_vsock/vsock",
+    "net/vmw_vsock/vmw_vsock_virtio_transport_common",
+    "net/vmw_vsock/vmw_vsock_virtio_transport",
 ];
 
-const SCRIPTS: [(&str, &str); 4] = [
+const SCRIPTS: [(&str, &str); 3] = [
     ("init", include_str!("../rootfs/init")),
-    ("lab/serve", include_str!("../rootfs/serve")),
     ("lab/work", include_str!("../rootfs/work")),
     ("lab/agent", include_str!("../rootfs/agent")),
 ];
@@ -53,10 +52,20 @@ pub enum InitramfsError {
     #[error("kernel module {name} not found below {modules}")]
     NoModule {
         /// The module.
-        name: &'static str,
+        name: String,
         /// Where it was looked for.
         modules: PathBuf,
     },
+}
+
+/// What a guest does once it is up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Role {
+    /// It runs the test's commands.
+    #[default]
+    Commanded,
+    /// It starts its agent, keeps every vCPU busy and prints its work's CPUs on the console, again and again.
+    Busy,
 }
 
 /// What goes into a guest besides the common parts.
@@ -64,6 +73,13 @@ pub enum InitramfsError {
 pub struct Contents<'a> {
     /// Host name of the guest.
     pub hostname: &'a str,
+    /// What it does.
+    pub role: Role,
+    /// More kernel modules, loaded in this order after those of vsock; each is a path below `kernel/` of the module folder,
+    /// without `.ko.xz`.
+    pub modules: &'a [String],
+    /// More files: where each is on the host, and where in the guest.
+    pub files: &'a [(PathBuf, PathBuf)],
     /// Programs of the host, put into /usr/bin with the shared libraries that they need.
     pub programs: &'a [PathBuf],
     /// The static agent, put at /bin/hint-agent.
@@ -99,10 +115,15 @@ pub fn build(
     for (name, text) in SCRIPTS {
         root.write(name, text, 0o755)?;
     }
+    let serve = match contents.role {
+        Role::Commanded => include_str!("../rootfs/serve"),
+        Role::Busy => include_str!("../rootfs/busy"),
+    };
+    root.write("lab/serve", serve, 0o755)?;
     root.write("lab/hostname", contents.hostname, 0o644)?;
     root.write("etc/passwd", "root:x:0:0:root:/root:/bin/sh\n", 0o644)?;
     root.write("etc/group", "root:x:0:\n", 0o644)?;
-    root.add_modules(&assets.modules)?;
+    root.add_modules(&assets.modules, contents.modules)?;
 
     let mut libraries = BTreeSet::new();
     let mut programs = vec![assets::program("chrt")?, assets::program("hackbench")?];
@@ -115,6 +136,9 @@ pub fn build(
     for library in &libraries {
         let inside = library.strip_prefix("/").unwrap_or(library);
         root.copy(library, inside)?;
+    }
+    for (from, inside) in contents.files {
+        root.copy(from, inside.strip_prefix("/").unwrap_or(inside))?;
     }
     if let Some(agent) = contents.agent {
         root.copy(agent, Path::new("bin/hint-agent"))?;
@@ -166,13 +190,15 @@ impl Root<'_> {
         Ok(())
     }
 
-    fn add_modules(&self, modules: &Path) -> Result<(), InitramfsError> {
-        let vsock = modules.join("kernel/net/vmw_vsock");
-        for name in VSOCK_MODULES {
-            let packed = vsock.join(format!("{name}.ko.xz"));
+    fn add_modules(&self, modules: &Path, more: &[String]) -> Result<(), InitramfsError> {
+        let mut order = String::new();
+        let more = more.iter().map(String::as_str);
+        for module in VSOCK_MODULES.into_iter().chain(more) {
+            let name = module.rsplit('/').next().unwrap_or(module);
+            let packed = modules.join("kernel").join(format!("{module}.ko.xz"));
             if !packed.is_file() {
                 return Err(InitramfsError::NoModule {
-                    name,
+                    name: module.to_owned(),
                     modules: modules.to_owned(),
                 });
             }
@@ -181,11 +207,24 @@ impl Root<'_> {
             let mut xz = Command::new("xz");
             xz.arg("--decompress").arg("--stdout").arg(&packed);
             run("xz", xz.stdout(file), &packed)?;
+            order.push_str(name);
+            order.push('\n');
         }
-        let mut order = VSOCK_MODULES.join("\n");
-        order.push('\n');
         self.write("lab/modules/order", &order, 0o644)
     }
+}
+
+/// Copies a program without its symbols, which are most of it.
+///
+/// # Errors
+/// When `strip` of binutils fails.
+pub fn strip(program: &Path, to: &Path) -> Result<(), InitramfsError> {
+    run(
+        "strip",
+        Command::new("strip").arg("-o").args([to, program]),
+        program,
+    )
+    .map(drop)
 }
 
 /// The shared libraries of a program, its loader among them; none for a static one.

@@ -12,11 +12,15 @@ pub mod cgroup;
 mod channel;
 pub mod console;
 pub mod guest;
+pub mod host;
 pub mod initramfs;
+pub mod kvm;
 pub mod lock;
+pub mod mounts;
 pub mod process;
 pub mod skip;
 pub mod vsock;
 
 pub use broker::{Broker, BrokerError, BrokerSpec};
 pub use guest::{Guest, GuestError, GuestSpec, Output, Topology, WorkId};
+pub use host::{InnerGuest, VirtualHost};

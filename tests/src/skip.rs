@@ -16,6 +16,8 @@ pub enum Need {
     Guests,
     /// `/dev/kvm`, readable and writable.
     Kvm,
+    /// A kernel with debugfs; it need not be mounted.
+    Debugfs,
 }
 
 impl Need {
@@ -34,6 +36,13 @@ impl Need {
                 .open("/dev/kvm")
                 .err()
                 .map(|error| format!("/dev/kvm ({error})")),
+            Self::Debugfs => {
+                let kinds = fs::read_to_string("/proc/filesystems").unwrap_or_default();
+                let there = kinds
+                    .lines()
+                    .any(|line| line.split_whitespace().last() == Some("debugfs"));
+                (!there).then(|| "debugfs in this kernel".to_owned())
+            }
         }
     }
 }

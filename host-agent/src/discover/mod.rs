@@ -56,6 +56,15 @@ struct Seen {
     is_vm: bool,
     kvm_fds: Vec<u32>,
     hybrid_socket: Option<PathBuf>,
+    /// Why its last examination failed; kept until the next, since a process that is old is examined seldom.
+    failed: Option<Failure>,
+}
+
+/// A process that could not be examined.
+#[derive(Debug)]
+struct Failure {
+    error: ReadError,
+    looks_like_a_vmm: bool,
 }
 
 impl Discovery {
@@ -80,7 +89,6 @@ impl Discovery {
             }
         };
         let mut alive = BTreeSet::new();
-        let mut denied = Denied::default();
         let mut back_ends = None;
         for pid in pids {
             let Ok(Some(start_ticks)) = process::start_ticks(&self.root, pid) else {
@@ -91,30 +99,47 @@ impl Discovery {
             match self.examine(id, &mut back_ends) {
                 Ok(Some(found)) => scan.vms.push(found),
                 Ok(None) => {}
-                Err(error) if error.is_denied() => denied.count(&self.root, pid),
-                Err(error) => scan
-                    .degraded
-                    .push(format!("{error}: its VM, if it has one, is left out")),
+                Err(error) => self.note_failure(id, error),
             }
         }
         self.seen.retain(|id, _| alive.contains(id));
-        if denied.vmms > 0 {
+        let failed = self.seen.values().filter_map(|seen| seen.failed.as_ref());
+        let (denied, broken): (Vec<_>, Vec<_>) =
+            failed.partition(|failure| failure.error.is_denied());
+        scan.degraded.extend(
+            broken
+                .iter()
+                .map(|failure| format!("{}: its VM, if it has one, is left out", failure.error)),
+        );
+        // Numbers would make each process that comes or goes a new message. A few processes are closed even to root.
+        let what = if denied.iter().any(|failure| failure.looks_like_a_vmm) {
+            Some("some processes that look like VMMs")
+        } else if 2 * denied.len() > alive.len() {
+            Some("most processes")
+        } else {
+            None
+        };
+        if let Some(what) = what {
             scan.degraded.push(format!(
-                "{} processes that look like VMMs may not be looked into, and their VMs are not seen; run the broker as root",
-                denied.vmms
-            ));
-        } else if 2 * denied.others > alive.len() {
-            // A few processes are closed even to root; most of them are only to others.
-            scan.degraded.push(format!(
-                "{} of {} processes may not be looked into: VMs among them are not seen; run the broker as root",
-                denied.others,
-                alive.len()
+                "{what} may not be looked into: VMs among them are not seen; run the broker as root, without hidepid or ProtectProc"
             ));
         }
         if self.seen.values().any(|seen| !seen.kvm_fds.is_empty()) {
             scan.degraded.extend(vcpus::debugfs_problem(&self.root));
         }
         scan
+    }
+
+    fn note_failure(&mut self, id: VmId, error: ReadError) {
+        // Command lines are open to all where processes are seen at all.
+        let process = process::read(&self.root, id.pid).ok().flatten();
+        let looks_like_a_vmm = process.is_some_and(|process| vmm::of(&process).is_some());
+        if let Some(seen) = self.seen.get_mut(&id) {
+            seen.failed = Some(Failure {
+                error,
+                looks_like_a_vmm,
+            });
+        }
     }
 
     fn examine(
@@ -127,12 +152,14 @@ impl Discovery {
             is_vm: false,
             kvm_fds: Vec::new(),
             hybrid_socket: None,
+            failed: None,
         });
         seen.scans = seen.scans.saturating_add(1);
         let due = seen.is_vm || seen.scans <= YOUNG_SCANS || seen.scans.is_multiple_of(OLD_EVERY);
         if !due {
             return Ok(None);
         }
+        seen.failed = None;
         let Some(process) =
             process::read(&self.root, id.pid)?.filter(|process| !process.arguments.is_empty())
         else {
@@ -196,23 +223,6 @@ impl Discovery {
             .filter(|first| sets.iter().all(|set| set == *first))
             .cloned();
         Ok((same, reach))
-    }
-}
-
-/// Processes that may not be looked into.
-#[derive(Debug, Default)]
-struct Denied {
-    vmms: usize,
-    others: usize,
-}
-
-impl Denied {
-    fn count(&mut self, root: &Root, pid: u32) {
-        // Command lines are open to all where processes are seen at all.
-        match process::read(root, pid) {
-            Ok(Some(process)) if vmm::of(&process).is_some() => self.vmms += 1,
-            _ => self.others += 1,
-        }
     }
 }
 

@@ -19,13 +19,15 @@ pub(super) fn find(
     kvm_fd: Option<u32>,
     vmm: Option<&dyn Vmm>,
 ) -> Result<Vcpus, ReadError> {
-    if let Some(vcpus) = kvm_fd.and_then(|fd| from_debugfs(root, pid, fd)) {
-        return Ok(Vcpus::Known(vcpus));
-    }
+    let debugfs = kvm_fd.map_or(Debugfs::Silent, |fd| from_debugfs(root, pid, fd));
+    let silent = match debugfs {
+        Debugfs::Known(vcpus) => return Ok(Vcpus::Known(vcpus)),
+        Debugfs::NotRunYet(index) => format!("vCPU {index} has not run yet"),
+        Debugfs::Silent => "KVM's debugfs does not tell".to_owned(),
+    };
     let Some(vmm) = vmm else {
-        let why =
-            "not a VMM whose thread names are known, and KVM's debugfs does not tell its vCPUs";
-        return Ok(Vcpus::Unclassified(why.to_owned()));
+        let why = format!("{silent}, and this is no VMM whose thread names are known");
+        return Ok(Vcpus::Unclassified(why));
     };
     let mut vcpus = BTreeMap::new();
     for (tid, name) in process::threads(root, pid)? {
@@ -39,37 +41,52 @@ pub(super) fn find(
         }
     }
     if vcpus.is_empty() {
-        let why = "no thread is named like a vCPU and KVM's debugfs does not tell; start QEMU with -name debug-threads=on, or mount debugfs";
-        return Ok(Vcpus::Unclassified(why.to_owned()));
+        let why = format!(
+            "{silent}, and no thread is named like a vCPU; start QEMU with -name debug-threads=on, or mount debugfs"
+        );
+        return Ok(Vcpus::Unclassified(why));
     }
     Ok(Vcpus::Known(vcpus))
 }
 
-/// `vcpu<N>/pid` in the VM's directory; `None` when there is none or a part can't be read, so that half a VM is never taken
-/// for a whole one.
-fn from_debugfs(root: &Root, pid: u32, fd: u32) -> Option<BTreeMap<u32, u32>> {
+/// What KVM's debugfs tells of a VM's vCPUs.
+#[derive(Debug, PartialEq, Eq)]
+enum Debugfs {
+    /// All of them.
+    Known(BTreeMap<u32, u32>),
+    /// Not all: this one has no thread yet.
+    NotRunYet(u32),
+    /// Nothing, or a part of it can't be read.
+    Silent,
+}
+
+/// `vcpu<N>/pid` in the VM's directory. Half a VM is never taken for a whole one.
+fn from_debugfs(root: &Root, pid: u32, fd: u32) -> Debugfs {
     let directory = format!("{DEBUGFS_KVM}/{pid}-{fd}");
     let mut vcpus = BTreeMap::new();
-    for name in root.list(&directory).ok()?? {
+    for name in root.list(&directory).ok().flatten().unwrap_or_default() {
         let Some(index) = name
             .to_str()
             .and_then(|name| name.strip_prefix("vcpu")?.parse().ok())
         else {
             continue;
         };
-        let tid: u32 = root
-            .read_text(&format!("{directory}/vcpu{index}/pid"))
-            .ok()??
-            .trim()
-            .parse()
-            .ok()?;
-        // A vCPU that has not run yet has no thread: its file says 0.
-        if tid == 0 {
-            return None;
-        }
-        vcpus.insert(index, tid);
+        let text = root.read_text(&format!("{directory}/vcpu{index}/pid"));
+        match text
+            .ok()
+            .flatten()
+            .and_then(|text| text.trim().parse().ok())
+        {
+            None => return Debugfs::Silent,
+            Some(0) => return Debugfs::NotRunYet(index),
+            Some(tid) => vcpus.insert(index, tid),
+        };
     }
-    (!vcpus.is_empty()).then_some(vcpus)
+    if vcpus.is_empty() {
+        Debugfs::Silent
+    } else {
+        Debugfs::Known(vcpus)
+    }
 }
 
 /// Why KVM's debugfs can't be used, and how to mend it; `None` when it can.
@@ -86,5 +103,35 @@ pub(super) fn debugfs_problem(root: &Root) -> Option<String> {
             Some(format!("{error}: {effect}; run the broker as root"))
         }
         Err(error) => Some(format!("{error}: {effect}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debugfs_tells_all_vcpus_or_none() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = Root::new(directory.path());
+        assert_eq!(from_debugfs(&root, 7, 9), Debugfs::Silent);
+        let vm = directory.path().join(DEBUGFS_KVM).join("7-9");
+        let write = |vcpu: &str, pid: &str| {
+            std::fs::create_dir_all(vm.join(vcpu)).unwrap();
+            std::fs::write(vm.join(vcpu).join("pid"), pid).unwrap();
+        };
+        write("vcpu0", "70\n");
+        write("vcpu10", "71\n");
+        std::fs::write(vm.join("halt_exits"), "5\n").unwrap();
+        let known = BTreeMap::from([(0, 70), (10, 71)]);
+        assert_eq!(from_debugfs(&root, 7, 9), Debugfs::Known(known));
+        write("vcpu10", "0\n");
+        assert_eq!(from_debugfs(&root, 7, 9), Debugfs::NotRunYet(10));
+        let Vcpus::Unclassified(why) = find(&root, 7, Some(9), None).unwrap() else {
+            panic!("known");
+        };
+        assert!(why.starts_with("vCPU 10 has not run yet"), "{why}");
+        write("vcpu10", "");
+        assert_eq!(from_debugfs(&root, 7, 9), Debugfs::Silent);
     }
 }

@@ -26,7 +26,7 @@ use crate::assets::Assets;
 use crate::cgroup::CpuGroup;
 use crate::channel::{Channel, ChannelError};
 use crate::console;
-use crate::initramfs::{self, Contents};
+use crate::initramfs::{self, Contents, Role};
 use crate::process::{self, Process};
 use crate::vsock::VhostVsock;
 
@@ -104,6 +104,9 @@ impl Guest {
         let programs = spec.programs()?;
         let contents = Contents {
             hostname: &spec.name,
+            role: Role::Commanded,
+            modules: &spec.modules,
+            files: &spec.files,
             programs: &programs,
             agent: agent.as_deref(),
         };

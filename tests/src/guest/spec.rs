@@ -21,8 +21,12 @@ pub struct GuestSpec {
     pub numa_nodes: u32,
     /// The agent to put in and to start; by default none.
     pub agent: Option<AgentSpec>,
-    /// Names of more programs of the host to put into /usr/bin.
+    /// More programs of the host to put into /usr/bin, by name or path, with the shared libraries that they need.
     pub programs: Vec<String>,
+    /// More kernel modules, each after those it needs: paths below `kernel/` of the module folder, without `.ko.xz`.
+    pub modules: Vec<String>,
+    /// More files: where each is on the host, and where in the guest.
+    pub files: Vec<(PathBuf, PathBuf)>,
     /// More words of the kernel's command line.
     pub kernel_args: Vec<String>,
     /// More arguments of QEMU.
@@ -61,6 +65,8 @@ impl GuestSpec {
             numa_nodes: 1,
             agent: None,
             programs: Vec::new(),
+            modules: Vec::new(),
+            files: Vec::new(),
             kernel_args: Vec::new(),
             qemu_args: Vec::new(),
         }

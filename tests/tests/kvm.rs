@@ -1,0 +1,387 @@
+//! Discovery and measurement on real KVM vCPUs of this host.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "clippy exempts test functions but not the helpers of a test file"
+)]
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use hint_broker::ctl::Client;
+use hint_broker::discover::{Discovery, Found};
+use hint_broker::model::{Accelerator, Vcpus, Vm};
+use hint_broker::observe::Observer;
+use hint_broker::observe::rates::Rates;
+use hint_broker::root::Root;
+use hint_proto::CpuSet;
+use lab::mounts::HostView;
+use lab::process::find_program;
+use lab::skip::{self, Need};
+use lab::{assets, lock};
+use rustix::process::{Pid, Signal, kill_process};
+
+const SOON: Duration = Duration::from_secs(60);
+/// The user and group that own nothing.
+const NOBODY: u32 = 65_534;
+
+/// A running `lab-kvm-vm`.
+struct VmProcess {
+    child: Child,
+    answers: BufReader<ChildStdout>,
+}
+
+impl VmProcess {
+    /// Starts it under the name of a program, with its vCPUs running.
+    fn start(program: &str, arguments: &[&str]) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_lab-kvm-vm"))
+            .arg0(program)
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let answers = BufReader::new(child.stdout.take().unwrap());
+        let mut vm = Self { child, answers };
+        vm.expect("ready");
+        vm
+    }
+
+    fn expect(&mut self, word: &str) {
+        let mut line = String::new();
+        self.answers.read_line(&mut line).unwrap();
+        assert_eq!(line.trim_end(), word);
+    }
+
+    fn add_vcpu(&mut self) {
+        self.child
+            .stdin
+            .as_mut()
+            .unwrap()
+            .write_all(b"add\n")
+            .unwrap();
+        self.expect("added");
+    }
+
+    fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn terminate(mut self) -> ExitStatus {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
+        self.child.wait().unwrap()
+    }
+
+    fn close_input(mut self) -> ExitStatus {
+        drop(self.child.stdin.take());
+        self.child.wait().unwrap()
+    }
+}
+
+impl Drop for VmProcess {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Scans until what is found of one process is as wanted, and gives that.
+fn scan_until(
+    discovery: &mut Discovery,
+    pid: u32,
+    wanted: impl Fn(Option<&Found>) -> bool,
+) -> Option<Found> {
+    let end = Instant::now() + SOON;
+    loop {
+        let vms = discovery.scan().vms;
+        let found = vms.into_iter().find(|found| found.vm.id.pid == pid);
+        if wanted(found.as_ref()) {
+            return found;
+        }
+        assert!(Instant::now() < end, "still {found:?}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn has_vcpus(count: usize) -> impl Fn(Option<&Found>) -> bool {
+    move |found| matches!(found.map(|found| &found.vm.vcpus), Some(Vcpus::Known(threads)) if threads.len() == count)
+}
+
+/// Why a process's vCPUs are not known.
+fn unclassified(discovery: &mut Discovery, pid: u32) -> String {
+    let is_unclassified = |found: Option<&Found>| {
+        matches!(
+            found.map(|found| &found.vm.vcpus),
+            Some(Vcpus::Unclassified(_))
+        )
+    };
+    match scan_until(discovery, pid, is_unclassified)
+        .unwrap()
+        .vm
+        .vcpus
+    {
+        Vcpus::Unclassified(why) => why,
+        Vcpus::Known(threads) => panic!("{threads:?}"),
+    }
+}
+
+fn debugfs_complaints(discovery: &mut Discovery) -> Vec<String> {
+    let degraded = discovery.scan().degraded;
+    degraded
+        .into_iter()
+        .filter(|message| message.contains("debug/kvm"))
+        .collect()
+}
+
+#[test]
+fn debugfs_tells_the_vcpus_of_any_vmm() {
+    let needs = [Need::Kvm, Need::Root, Need::Debugfs];
+    if !skip::can_run("debugfs_tells_the_vcpus_of_any_vmm", &needs) {
+        return;
+    }
+    let _cores = lock::cores().unwrap();
+    let host = HostView::with_debugfs().unwrap();
+    let mut discovery = Discovery::new(Root::new(host.root()), false);
+    let mut vm = VmProcess::start("some-new-vmm", &["--vcpus", "3"]);
+    let pid = vm.pid();
+
+    let found = scan_until(&mut discovery, pid, has_vcpus(3)).unwrap();
+    assert_eq!(found.vm.accelerator, Accelerator::Kvm);
+    assert_eq!((found.vm.name.as_str(), found.vm.cid), ("", None));
+    let Vcpus::Known(threads) = &found.vm.vcpus else {
+        unreachable!("has_vcpus")
+    };
+    assert!(threads.keys().copied().eq(0..3), "{threads:?}");
+    for tid in threads.values() {
+        assert_ne!(*tid, pid, "a vCPU is a thread of its own");
+        assert!(fs::exists(format!("/proc/{pid}/task/{tid}")).unwrap());
+    }
+    assert_eq!(found.allowed.as_ref(), Some(&found.reach));
+    assert_eq!(debugfs_complaints(&mut discovery), [""; 0]);
+
+    let before = threads.clone();
+    vm.add_vcpu();
+    let found = scan_until(&mut discovery, pid, has_vcpus(4)).unwrap();
+    let Vcpus::Known(threads) = found.vm.vcpus else {
+        unreachable!("has_vcpus")
+    };
+    assert!(
+        before
+            .iter()
+            .all(|(index, tid)| threads.get(index) == Some(tid))
+    );
+
+    assert!(vm.terminate().success());
+    scan_until(&mut discovery, pid, |found| found.is_none());
+}
+
+#[test]
+fn thread_names_tell_the_vcpus_where_debugfs_does_not() {
+    if !skip::can_run(
+        "thread_names_tell_the_vcpus_where_debugfs_does_not",
+        &[Need::Kvm, Need::Root],
+    ) {
+        return;
+    }
+    let _cores = lock::cores().unwrap();
+    let host = HostView::without_debugfs().unwrap();
+    let mut discovery = Discovery::new(Root::new(host.root()), false);
+    let arguments = [
+        "--vcpus",
+        "2",
+        "--named",
+        "--",
+        "-name",
+        "guest=web,debug-threads=on",
+        "-device",
+        "vhost-vsock-pci,guest-cid=33",
+    ];
+    let mut vm = VmProcess::start("/usr/bin/qemu-system-x86_64", &arguments);
+    let pid = vm.pid();
+
+    let found = scan_until(&mut discovery, pid, has_vcpus(2)).unwrap();
+    assert_eq!(found.vm.accelerator, Accelerator::Kvm);
+    assert_eq!((found.vm.name.as_str(), found.vm.cid), ("web", Some(33)));
+    let Vcpus::Known(threads) = &found.vm.vcpus else {
+        unreachable!("has_vcpus")
+    };
+    for (index, tid) in threads {
+        let name = fs::read_to_string(format!("/proc/{pid}/task/{tid}/comm")).unwrap();
+        assert_eq!(name.trim_end(), format!("CPU {index}/KVM"));
+    }
+    let complaints = debugfs_complaints(&mut discovery);
+    assert_eq!(complaints.len(), 1);
+    assert!(complaints[0].contains("mount -t debugfs"), "{complaints:?}");
+
+    vm.add_vcpu();
+    scan_until(&mut discovery, pid, has_vcpus(3));
+    assert!(vm.close_input().success());
+    scan_until(&mut discovery, pid, |found| found.is_none());
+}
+
+#[test]
+fn vcpus_that_nothing_tells_are_unclassified_with_the_reason() {
+    if !skip::can_run(
+        "vcpus_that_nothing_tells_are_unclassified_with_the_reason",
+        &[Need::Kvm, Need::Root, Need::Debugfs],
+    ) {
+        return;
+    }
+    let _cores = lock::cores().unwrap();
+    let host = HostView::without_debugfs().unwrap();
+    let mut discovery = Discovery::new(Root::new(host.root()), false);
+    let unnamed = VmProcess::start("qemu-system-x86_64", &["--vcpus", "2"]);
+    let why = unclassified(&mut discovery, unnamed.pid());
+    assert!(why.contains("debug-threads=on, or mount debugfs"), "{why}");
+    let unknown = VmProcess::start("some-new-vmm", &["--vcpus", "2", "--named"]);
+    let why = unclassified(&mut discovery, unknown.pid());
+    assert!(why.contains("no VMM whose thread names are known"), "{why}");
+
+    // Mixed up, the vCPUs of two VMs would be one VM of their sum; debugfs could tell them apart, but they are one process.
+    let two = VmProcess::start("qemu-system-x86_64", &["--vms", "2", "--named"]);
+    for host in [host, HostView::with_debugfs().unwrap()] {
+        let mut discovery = Discovery::new(Root::new(host.root()), false);
+        let why = unclassified(&mut discovery, two.pid());
+        assert!(why.contains("holds 2 KVM VMs"), "{why}");
+    }
+}
+
+#[test]
+fn spinning_vcpus_show_their_number_as_demand() {
+    if !skip::can_run(
+        "spinning_vcpus_show_their_number_as_demand",
+        &[Need::Kvm, Need::Root, Need::Debugfs],
+    ) {
+        return;
+    }
+    let _cores = lock::cores().unwrap();
+    let host = HostView::with_debugfs().unwrap();
+    for vcpus in [1u32, 2, 5] {
+        let vm = VmProcess::start("some-new-vmm", &["--vcpus", &vcpus.to_string()]);
+        let root = Root::new(host.root());
+        let mut discovery = Discovery::new(root.clone(), false);
+        let wanted = has_vcpus(usize::try_from(vcpus).unwrap());
+        let found = scan_until(&mut discovery, vm.pid(), wanted).unwrap();
+        let mut observer = Observer::new(root);
+        // Other work on this machine moves run to run delay and back; their sum it moves only at the ends of a window.
+        let number = f64::from(vcpus);
+        let mut tries = Vec::new();
+        loop {
+            let (run, demand) = measure(&mut observer, &found.vm);
+            tries.push(format!("run {run:.3} demand {demand:.3}"));
+            assert!(run <= number * 1.01, "{vcpus} vCPUs: {tries:?}");
+            if (demand - number).abs() <= 0.05 * number {
+                break;
+            }
+            assert!(tries.len() < 5, "{vcpus} vCPUs: {tries:?}");
+        }
+        println!("{vcpus} vCPUs: {tries:?}");
+    }
+}
+
+/// Mean run, and run + run delay, over 3 s of ticks.
+fn measure(observer: &mut Observer, vm: &Vm) -> (f64, f64) {
+    let started = Instant::now();
+    let mut rates = Rates::default();
+    let pool = CpuSet::new();
+    let mut weighted = (0.0, 0.0);
+    let mut time = 0.0;
+    while time < 3.0 {
+        let sample = observer.sample(std::slice::from_ref(vm), || started.elapsed(), true);
+        let tick = rates.update(sample, &pool);
+        assert_eq!(tick.rejected, 0);
+        if let Some(rates) = tick.vms[&vm.id] {
+            let seconds = tick.interval.as_secs_f64();
+            weighted.0 += rates.run.0 * seconds;
+            weighted.1 += (rates.run.0 + rates.run_delay.0) * seconds;
+            time += seconds;
+        }
+        assert!(started.elapsed() < SOON, "only {time} s of rates");
+        thread::sleep(Duration::from_millis(100));
+    }
+    (weighted.0 / time, weighted.1 / time)
+}
+
+#[test]
+fn a_broker_without_rights_says_what_it_may_not_see() {
+    if !skip::can_run(
+        "a_broker_without_rights_says_what_it_may_not_see",
+        &[Need::Kvm, Need::Root],
+    ) {
+        return;
+    }
+    let _cores = lock::cores().unwrap();
+    let vm = VmProcess::start("qemu-system-x86_64", &["--vcpus", "2", "--named"]);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
+    // The build may be where only its owner may look.
+    let program = path.join("hint-broker");
+    fs::copy(assets::broker().unwrap(), &program).unwrap();
+    let socket = path.join("control.sock");
+    let config = path.join("broker.toml");
+    let text = format!(
+        "mode = \"enforce\"\n[discover]\nrescan_ms = 100\n[channel]\nvsock = false\n[control]\nsocket = \"{}\"\n[metrics]\nenabled = false\n",
+        socket.display()
+    );
+    fs::write(&config, text).unwrap();
+    let log = path.join("log");
+    let mut broker = Command::new(find_program("setpriv").unwrap())
+        .args(["--pdeathsig", "KILL"])
+        .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+        .arg(&program)
+        .args(["run", "--config"])
+        .arg(&config)
+        .stdin(Stdio::null())
+        .stderr(File::create(&log).unwrap())
+        .spawn()
+        .unwrap();
+
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let ask = || {
+        runtime.block_on(async {
+            let mut client = Client::connect(&socket).await.ok()?;
+            client.list().await.ok()
+        })
+    };
+    let said = || fs::read_to_string(&log).unwrap_or_default();
+    let may_not_look = |message: &String| message.contains("may not be looked into");
+    let end = Instant::now() + SOON;
+    loop {
+        if let Some(state) = ask()
+            && state.host.degraded.iter().any(may_not_look)
+        {
+            assert_eq!(state.vms.len(), 0, "{:?}", state.vms);
+            break;
+        }
+        assert_eq!(broker.try_wait().unwrap(), None, "{}", said());
+        assert!(Instant::now() < end, "{:?}\n{}", ask(), said());
+        thread::sleep(Duration::from_millis(50));
+    }
+    // It goes on saying so, also after the first scans, in which each process is looked at every time.
+    let end = Instant::now() + Duration::from_secs(5);
+    while Instant::now() < end {
+        let degraded = ask().unwrap().host.degraded;
+        assert!(
+            degraded.iter().any(may_not_look),
+            "{degraded:?}\n{}",
+            said()
+        );
+        thread::sleep(Duration::from_millis(50));
+    }
+
+    kill_process(Pid::from_child(&broker), Signal::TERM).unwrap();
+    assert!(broker.wait().unwrap().success(), "{}", said());
+    assert!(!said().contains("panicked"), "{}", said());
+    assert!(!socket.exists());
+    drop(vm);
+}
