@@ -17,8 +17,9 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 const PCPUS: usize = 2;
 const ROUNDS: usize = 3;
 const GUESTS: [&str; 2] = ["vm1", "vm2"];
-/// Messages that each of hackbench's senders passes: about fifteen seconds without hints.
-const LOOPS: u32 = 900;
+/// Messages that each of hackbench's senders passes: twenty seconds and more without hints, so that the second before a fold
+/// counts for little.
+const LOOPS: u32 = 1500;
 /// A guest that runs less than this has nothing left of the last round to do.
 const QUIET_MILLI_CPUS: u64 = 300;
 const LIVE: Duration = Duration::from_millis(500);
