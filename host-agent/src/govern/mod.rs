@@ -7,54 +7,23 @@
 
 mod contention;
 mod damping;
+mod division;
 mod explain;
+mod state;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use self::contention::PoolState;
-use self::damping::{Damper, Move};
-use crate::entitle::demand::Demand;
-use crate::entitle::{Claim, max_min, target};
+use self::damping::Move;
+use self::division::{Division, ROUNDING_FULL, divide, round_up};
+use self::state::VmState;
 use crate::model::{Classes, Contention, Cpus, Placement, Reason, Tick, VmId};
 
 /// After its start the broker watches, and so it does with each new VM, before it folds anything.
 const WARM_UP: Duration = Duration::from_secs(1);
-/// Rounding up leaves off so much of a partly served vCPU, where that leaves no pCPU idle ...
-const ROUNDING: f64 = 0.15;
-/// ... and so much where it would.
-const ROUNDING_FULL: f64 = 0.02;
 /// An unfolded VM that runs between these parts of its target sleeps too often to show its demand.
 const SLEEPER: (f64, f64) = (0.30, 0.85);
-/// A folded VM that wants its vCPUs and runs less than this part of what it is due, for so long, starves.
-const STARVED: f64 = 0.70;
-const STARVED_FOR: Duration = Duration::from_secs(2);
-/// A VM that starved, or whose agent failed, is left unfolded for so long at first, and no longer than the second.
-const SPARED: Duration = Duration::from_secs(60);
-const SPARED_MOST: Duration = Duration::from_secs(960);
-
-/// How long something is left alone that went wrong: twice as long each time.
-#[derive(Debug, Default)]
-struct Spared {
-    until: Duration,
-    last: Duration,
-}
-
-impl Spared {
-    fn begin(&mut self, now: Duration) {
-        self.last = if self.last.is_zero() {
-            SPARED
-        } else {
-            (2 * self.last).min(SPARED_MOST)
-        };
-        self.until = now + self.last;
-    }
-
-    fn holds(&self, now: Duration) -> bool {
-        now < self.until
-    }
-}
-
 /// What the governor knows of a VM's agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AgentState {
@@ -136,51 +105,6 @@ pub struct Governor {
     vms: BTreeMap<VmId, VmState>,
 }
 
-#[derive(Debug)]
-struct VmState {
-    first_seen: Duration,
-    enforced: bool,
-    demand: Demand,
-    damper: Damper,
-    starves_since: Option<Duration>,
-    starved: Spared,
-    failed: Spared,
-}
-
-impl VmState {
-    fn new(now: Duration) -> Self {
-        Self {
-            first_seen: now,
-            enforced: false,
-            demand: Demand::default(),
-            damper: Damper::default(),
-            starves_since: None,
-            starved: Spared::default(),
-            failed: Spared::default(),
-        }
-    }
-
-    /// How many vCPUs the guest uses, of those that it was told to: all of them until its agent has said otherwise. What it
-    /// avoids beyond that is its own choice and hides no demand.
-    fn in_use(&self, vm: &VmInput, vcpus: u32) -> u32 {
-        let told = self.damper.usable().unwrap_or(vcpus);
-        match vm.agent {
-            AgentState::Works {
-                in_use: Some(in_use),
-            } => in_use.max(told).clamp(1, vcpus.max(1)),
-            _ => vcpus,
-        }
-    }
-}
-
-/// The pool divided: what each governable VM could get.
-struct Division {
-    supply: Cpus,
-    demand: Cpus,
-    targets: BTreeMap<VmId, Cpus>,
-    rounding: f64,
-}
-
 /// What should be, before damping.
 struct Wanted {
     usable: u32,
@@ -193,7 +117,7 @@ impl Governor {
         let now = tick.at;
         self.started.get_or_insert(now);
         self.take_figures(tick, vms);
-        let division = self.divide(now, vms, host_weight);
+        let division = divide(&self.pool, &self.vms, now, vms, host_weight);
         let contention = self.pool.judge(
             now,
             division
@@ -246,56 +170,6 @@ impl Governor {
                 .demand
                 .push(tick.at, tick.interval, rates.run, rates.run_delay, in_use);
         }
-    }
-
-    /// Divides the pool among the VMs on it and the host's own work; `None` while its supply is not known.
-    fn divide(&self, now: Duration, vms: &[VmInput], host_weight: u32) -> Option<Division> {
-        let supply = self.pool.supply()?;
-        let mut claims = Vec::new();
-        let mut claimants = Vec::new();
-        let mut demand = Cpus::ZERO;
-        let mut other = self.pool.used()?;
-        for vm in vms.iter().filter(|vm| vm.placement != Placement::Elsewhere) {
-            let (Some(vcpus), Some(state)) = (vm.vcpus, self.vms.get(&vm.id)) else {
-                continue;
-            };
-            if !state.demand.is_fresh(now) {
-                continue;
-            }
-            let hides = state.in_use(vm, vcpus) < vcpus && state.demand.is_saturated();
-            demand = demand
-                + if hides {
-                    Cpus::from(vcpus)
-                } else {
-                    state.demand.measured()
-                };
-            other = other - state.demand.run();
-            claims.push(Claim {
-                weight: f64::from(vm.weight),
-                demand: state.demand.estimate(vcpus),
-            });
-            claimants.push((vm, vcpus));
-        }
-        // What the VMs did not use, the host did. Measured in two places, the difference may be a little below nothing.
-        let other = Cpus(other.0.max(0.0));
-        demand = demand + other;
-        claims.push(Claim {
-            weight: f64::from(host_weight),
-            demand: other,
-        });
-        let targets: BTreeMap<VmId, Cpus> = claimants
-            .iter()
-            .enumerate()
-            .filter(|(_, (vm, _))| vm.placement == Placement::Pool)
-            .map(|(index, (vm, vcpus))| (vm.id, target(supply, &claims, index, Cpus::from(*vcpus))))
-            .collect();
-        let rounding = rounding(supply, &claims, &claimants, &targets);
-        Some(Division {
-            supply,
-            demand,
-            targets,
-            rounding,
-        })
     }
 
     fn decide(
@@ -358,12 +232,14 @@ impl Governor {
                 },
             };
             let saturated = state.demand.is_saturated();
-            let moved = state.damper.settle(
-                now,
-                vcpus,
-                wanted.usable,
-                saturated || contention != Contention::Contended,
+            // Only a raise that follows a share may wait; whatever ends a fold for another reason ends it now.
+            let by_share = matches!(
+                wanted.reason,
+                Reason::Contention | Reason::Policy | Reason::ShareCovers
             );
+            let moved = state
+                .damper
+                .settle(now, vcpus, wanted.usable, saturated || !by_share);
             decision.usable = Some(moved.usable());
             decision.reason = if moved == Move::PutOff(moved.usable()) {
                 Reason::Damped
@@ -405,7 +281,7 @@ fn wanted(
         .damper
         .steady(target, rounding, round_up(target, rounding))
         .clamp(1, vcpus);
-    if starves(state, now, in_use, vcpus, target) {
+    if state.starves(now, in_use, vcpus, target) {
         state.starved.begin(now);
     }
     let ran = state.demand.long_run().0 / target.0.min(f64::from(vcpus)).max(0.01);
@@ -433,54 +309,6 @@ fn wanted(
             reason: Reason::Contention,
         }
     }
-}
-
-/// Has a folded VM that wants its vCPUs run much less than it is due, for some time? Then its peers take what it gave up.
-fn starves(state: &mut VmState, now: Duration, in_use: u32, vcpus: u32, target: Cpus) -> bool {
-    let due = target.0.min(f64::from(in_use));
-    let hungry =
-        in_use < vcpus && state.demand.is_saturated() && state.demand.run().0 < STARVED * due;
-    if !hungry {
-        state.starves_since = None;
-        return false;
-    }
-    let since = *state.starves_since.get_or_insert(now);
-    let starves = now - since >= STARVED_FOR;
-    if starves {
-        state.starves_since = None;
-    }
-    starves
-}
-
-/// The rounding for all VMs: the coarser one unless it would leave pCPUs idle that VMs want.
-fn rounding(
-    supply: Cpus,
-    claims: &[Claim],
-    claimants: &[(&VmInput, u32)],
-    targets: &BTreeMap<VmId, Cpus>,
-) -> f64 {
-    let shares = max_min(supply, claims);
-    let mut left = supply.0;
-    let mut rounded = 0.0;
-    for (index, share) in shares.iter().enumerate() {
-        let limited = share.0 + 1e-9 < claims[index].demand.0;
-        let governed = claimants.get(index).and_then(|(vm, _)| targets.get(&vm.id));
-        match governed.filter(|_| limited) {
-            Some(target) => rounded += f64::from(round_up(*target, ROUNDING)),
-            None => left -= share.0,
-        }
-    }
-    if rounded + 1e-9 < left - ROUNDING {
-        ROUNDING_FULL
-    } else {
-        ROUNDING
-    }
-}
-
-/// Rounds up, after leaving off `rounding`; at least 1.
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // the cast saturates, and NaN gives 0
-fn round_up(target: Cpus, rounding: f64) -> u32 {
-    ((target.0 - rounding).ceil() as u32).max(1)
 }
 
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // the cast saturates, and NaN gives 0

@@ -2,6 +2,7 @@
 //! each) or by thread (all in one cgroup). Agents answer one tick late.
 
 use super::*;
+use crate::entitle::{Claim, max_min};
 use crate::model::{PoolRates, VmRates};
 use proptest::prelude::*;
 
