@@ -184,8 +184,9 @@ fn a_kvm_host_folds_its_guests_over_the_kernels_vsock() {
         |host| host.work_cpus("right").unwrap(),
         |report| report.as_ref().is_some_and(|(_, cpus)| cpus.len() > 1),
     );
-    let alone = list(host);
-    assert_eq!(vm(&alone, "left"), None, "{alone}");
+    watch.until("left is gone", list, |list| {
+        vm(list, "left").is_none() && vm(list, "right").is_some()
+    });
 
     // The CID belongs to whoever has it now.
     let name = "third".to_owned();
