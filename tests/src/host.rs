@@ -92,7 +92,9 @@ impl VirtualHost {
             programs,
             modules: MODULES.map(str::to_owned).into(),
             files,
-            qemu_args: vec!["-cpu".to_owned(), "EPYC,+svm".to_owned()],
+            qemu_args: ["-cpu", "EPYC,+svm", "-d", "cpu_reset"]
+                .map(str::to_owned)
+                .into(),
             ..GuestSpec::named(name)
         };
         let guest = Guest::boot(&spec)?;
@@ -107,6 +109,26 @@ impl VirtualHost {
     #[must_use]
     pub fn guest(&self) -> &Guest {
         &self.guest
+    }
+
+    /// How QEMU's emulation of AMD-V lost this host, if it did: now and then the machine resets without a word of its kernel,
+    /// which has no part in that. `None` while it runs, and when its kernel panicked.
+    #[must_use]
+    pub fn lost_to_emulation(&self) -> Option<&'static str> {
+        let read = |path| {
+            let bytes = std::fs::read(path).unwrap_or_default();
+            String::from_utf8_lossy(&bytes).into_owned()
+        };
+        // A reset ends QEMU without an error, since it may not reboot.
+        let reset = self.guest.ended()?.success();
+        let panicked = read(self.guest.console_log()).contains("Kernel panic");
+        (reset && !panicked).then(|| {
+            if read(self.guest.qemu_log()).contains("Triple fault") {
+                "a triple fault"
+            } else {
+                "a reset"
+            }
+        })
     }
 
     /// Starts the broker with this configuration, at normal priority, and gives its process id.

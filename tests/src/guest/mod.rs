@@ -270,6 +270,17 @@ impl Guest {
         lock(&self.vsock).kill();
     }
 
+    /// How the guest's QEMU ended by itself; `None` while it runs.
+    pub fn ended(&self) -> Option<std::process::ExitStatus> {
+        lock(&self.qemu).ended_within(Duration::from_secs(1))
+    }
+
+    /// The log of QEMU itself.
+    #[must_use]
+    pub fn qemu_log(&self) -> PathBuf {
+        qemu::Files::new(self.folder.path()).qemu_log
+    }
+
     fn keep_console(&self) -> Result<PathBuf, GuestError> {
         let log = self.console_log();
         console::keep(&log, &self.name).map_err(|source| GuestError::io(&log, source))
