@@ -3,6 +3,10 @@ CARGO ?= cargo
 # The version of the toolchain and network settings stay the caller's; only the target folder is made explicit.
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
 SKIPPED := $(TARGET_DIR)/lab/skipped
+TEST_LOG := $(TARGET_DIR)/lab/test.log
+# A pipe fails when any part of it does.
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
 GUEST_TARGET := x86_64-unknown-linux-gnu
 
 .DEFAULT_GOAL := help
@@ -29,15 +33,19 @@ check: ## formatting, lints, unit tests and doc tests: no root, no guests
 	$(CARGO) test --workspace --lib --bins
 	$(CARGO) test --workspace --doc
 
-# Tests with guests need both cores, so they run one after the other.
+# Tests with guests need both cores, so they run one after the other. The last line sums up what the test programs reported.
 test: setup build ## set up, build, run every test, list what was skipped
-	@rm -f '$(SKIPPED)'
+	@mkdir -p '$(TARGET_DIR)/lab'; rm -f '$(SKIPPED)'
 	@failed=0; \
-	$(CARGO) test --workspace --exclude lab --no-fail-fast || failed=1; \
-	$(CARGO) test -p lab --no-fail-fast -- --test-threads=1 || failed=1; \
-	if [ -s '$(SKIPPED)' ]; then echo 'Skipped for want of a capability:'; cat '$(SKIPPED)'; \
+	( status=0; $(CARGO) test --workspace --exclude lab --no-fail-fast || status=1; \
+	  $(CARGO) test -p lab --no-fail-fast -- --test-threads=1 || status=1; exit $$status ) 2>&1 | tee '$(TEST_LOG)' || failed=1; \
+	skipped=0; \
+	if [ -s '$(SKIPPED)' ]; then \
+		echo 'Skipped for want of a capability:'; cat '$(SKIPPED)'; skipped=$$(wc -l <'$(SKIPPED)'); \
 	else echo 'No test was skipped.'; fi; \
 	if [ $$failed = 1 ]; then echo 'Some tests FAILED.'; fi; \
+	awk -v skipped=$$skipped '/^test result:/ { passed += $$4; failed += $$6 } \
+		END { printf "%d passed, %d failed, %d skipped\n", passed - skipped, failed, skipped }' '$(TEST_LOG)'; \
 	exit $$failed
 
 test-full: test ## every test, the slow ones too
