@@ -40,6 +40,7 @@ test: setup build ## set up, build, run every test, list what was skipped
 	if [ $$failed = 1 ]; then echo 'Some tests FAILED.'; fi; \
 	exit $$failed
 
+test-full: export HINT_LAB_FULL := 1
 test-full: test ## every test, the slow ones too
 
 demo: setup ## show on real guests what folding is worth
