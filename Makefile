@@ -48,6 +48,7 @@ test: setup build ## set up, build, run every test, list what was skipped
 		END { printf "%d passed, %d failed, %d skipped\n", passed - skipped, failed, skipped }' '$(TEST_LOG)'; \
 	exit $$failed
 
+test-full: export HINT_LAB_FULL := 1
 test-full: test ## every test, the slow ones too
 
 demo: setup ## show on real guests what folding is worth

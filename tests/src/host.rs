@@ -111,24 +111,27 @@ impl VirtualHost {
         &self.guest
     }
 
-    /// How QEMU's emulation of AMD-V lost this host, if it did: now and then the machine resets without a word of its kernel,
-    /// which has no part in that. `None` while it runs, and when its kernel panicked.
+    /// How QEMU's emulation of AMD-V lost this host, if it did: now and then the machine resets or hangs without a word of its
+    /// kernel, which has no part in that. `None` while it answers, and when its kernel panicked.
     #[must_use]
     pub fn lost_to_emulation(&self) -> Option<&'static str> {
         let read = |path| {
             let bytes = std::fs::read(path).unwrap_or_default();
             String::from_utf8_lossy(&bytes).into_owned()
         };
-        // A reset ends QEMU without an error, since it may not reboot.
-        let reset = self.guest.ended()?.success();
-        let panicked = read(self.guest.console_log()).contains("Kernel panic");
-        (reset && !panicked).then(|| {
-            if read(self.guest.qemu_log()).contains("Triple fault") {
-                "a triple fault"
-            } else {
-                "a reset"
+        if read(self.guest.console_log()).contains("Kernel panic") {
+            return None;
+        }
+        match self.guest.ended() {
+            // A reset ends QEMU without an error, since it may not reboot.
+            Some(status) if !status.success() => None,
+            Some(_) if read(self.guest.qemu_log()).contains("Triple fault") => {
+                Some("a triple fault")
             }
-        })
+            Some(_) => Some("a reset"),
+            // Commands run at real-time priority, so no program in the host keeps them from their answer.
+            None => self.guest.run("true").is_err().then_some("a hang"),
+        }
     }
 
     /// Starts the broker with this configuration, at normal priority, and gives its process id.
