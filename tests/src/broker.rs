@@ -3,6 +3,8 @@
 //! It counts guests without KVM, since the lab's are such, and opens no AF_VSOCK: the lab's guests come in by hybrid sockets.
 
 use std::fs;
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::thread;
@@ -162,6 +164,24 @@ impl Broker {
     #[must_use]
     pub fn control_socket(&self) -> PathBuf {
         control(self.folder.path())
+    }
+
+    /// The page that Prometheus would get.
+    ///
+    /// # Errors
+    /// When the broker does not say where it serves metrics, or serves none there.
+    pub fn metrics(&self) -> io::Result<String> {
+        let log = self.log();
+        let address = log
+            .split_once("metrics=\"")
+            .and_then(|(_, rest)| rest.split_once('"'));
+        let (address, _) =
+            address.ok_or_else(|| io::Error::other("the broker's log names no metrics address"))?;
+        let mut stream = TcpStream::connect(address)?;
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: lab\r\nConnection: close\r\n\r\n")?;
+        let mut page = String::new();
+        stream.read_to_string(&mut page)?;
+        Ok(page)
     }
 
     /// Host and VMs now.

@@ -130,6 +130,16 @@ fn guests_use_what_they_can_really_run() {
         );
         assert_eq!(vm.agent.unwrap_or_default().state(), v1::AgentState::Absent);
 
+        let metrics = broker.metrics().unwrap();
+        let usable = format!(
+            "hint_broker_vm_usable_vcpus{{vm=\"{}\"}} 1\n",
+            broker.vm("left").unwrap().id
+        );
+        assert!(
+            metrics.starts_with("HTTP/1.1 200 ") && metrics.contains(&usable),
+            "{usable}{metrics}"
+        );
+
         // Steady for a while: what follows is then a change that this test has made.
         thread::sleep(Duration::from_secs(6));
         assert_eq!(
