@@ -74,6 +74,32 @@ impl Watch {
         }
     }
 
+    /// Did a guest end by itself, or does the report of one that runs stand still? The report is made at real-time priority and waits for nobody.
+    fn lost_guest(&self) -> Option<&'static str> {
+        let runs = |name: &str| {
+            let qemu = format!(
+                "pidof qemu-system-x86_64 | tr ' ' '\\n' | while read pid; do cat /proc/$pid/cmdline; done | grep -qa guest={name}"
+            );
+            self.host
+                .guest()
+                .run(&qemu)
+                .is_ok_and(|output| output.status == 0)
+        };
+        // The test ends left, but never right.
+        if !runs("right") {
+            return Some("the end of a guest");
+        }
+        let numbers = || ["left", "right"].map(|name| self.number(name));
+        let before = numbers();
+        thread::sleep(Duration::from_secs(30));
+        let now = numbers();
+        ["left", "right"]
+            .into_iter()
+            .zip(before.iter().zip(now))
+            .any(|(name, (before, now))| *before == now && runs(name))
+            .then_some("a hang of a guest")
+    }
+
     fn number(&self, name: &str) -> u64 {
         let report = self.host.work_cpus(name).unwrap();
         report.map_or(0, |(number, _)| number)
@@ -114,7 +140,8 @@ fn a_kvm_host_folds_its_guests_over_the_kernels_vsock() {
         let Err(panic) = catch_unwind(AssertUnwindSafe(|| folds_and_unfolds(&watch))) else {
             return;
         };
-        match watch.host.lost_to_emulation() {
+        let lost = watch.host.lost_to_emulation();
+        match lost.or_else(|| watch.lost_guest()) {
             Some(how) if attempt < ATTEMPTS => {
                 watch.say(&format!("{how} of the emulated machine: once more"));
             }
