@@ -12,6 +12,9 @@ use crate::model::Cpus;
 const DWELL: Duration = Duration::from_secs(1);
 /// Folds of one VM in any minute.
 const FOLDS_A_MINUTE: usize = 4;
+/// The first fold of a minute comes at once, the second when it was wanted for so long, each further one for three times as
+/// long as the one before: a share that goes up and down with uneven neighbours settles at its larger value.
+const FOLD_PATIENCE: Duration = Duration::from_millis(500);
 const MINUTE: Duration = Duration::from_secs(60);
 /// A target that moved by less than this moves nothing.
 const DEAD_BAND: f64 = 0.1;
@@ -22,6 +25,7 @@ pub(super) struct Damper {
     usable: Option<u32>,
     last_change: Option<Duration>,
     raise_wanted_since: Option<Duration>,
+    fold_wanted_since: Option<Duration>,
     recent_folds: VecDeque<Duration>,
     anchor: Option<Anchor>,
     folds: u64,
@@ -89,6 +93,9 @@ impl Damper {
         if wanted <= current {
             self.raise_wanted_since = None;
         }
+        if wanted >= current {
+            self.fold_wanted_since = None;
+        }
         if wanted == current {
             self.usable = Some(current);
             return Move::Stays(current);
@@ -106,10 +113,13 @@ impl Damper {
         let dwells = self
             .last_change
             .is_some_and(|then| now.saturating_sub(then) < DWELL);
-        if dwells || self.recent_folds.len() >= FOLDS_A_MINUTE {
+        let since = *self.fold_wanted_since.get_or_insert(now);
+        let hasty = now - since < patience(self.recent_folds.len());
+        if dwells || hasty || self.recent_folds.len() >= FOLDS_A_MINUTE {
             self.usable = Some(current);
             return Move::PutOff(current);
         }
+        self.fold_wanted_since = None;
         self.recent_folds.push_back(now);
         self.folds += 1;
         self.change(now, wanted);
@@ -145,6 +155,16 @@ impl Damper {
     }
 }
 
+/// How long a fold must be wanted after so many in the last minute.
+fn patience(recent_folds: usize) -> Duration {
+    match recent_folds {
+        0 => Duration::ZERO,
+        1 => FOLD_PATIENCE,
+        2 => 3 * FOLD_PATIENCE,
+        _ => 9 * FOLD_PATIENCE,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -157,9 +177,40 @@ mod tests {
     fn it_folds_at_once_and_then_dwells() {
         let mut damper = Damper::default();
         assert_eq!(damper.settle(s(10.0), 8, 2, false), Move::Folded(2));
-        assert_eq!(damper.settle(s(10.5), 8, 1, false), Move::PutOff(2));
+        assert_eq!(damper.settle(s(10.1), 8, 1, false), Move::PutOff(2));
+        assert_eq!(damper.settle(s(10.9), 8, 1, false), Move::PutOff(2));
         assert_eq!(damper.settle(s(11.0), 8, 1, false), Move::Folded(1));
         assert_eq!(damper.settle(s(11.1), 8, 1, false), Move::Stays(1));
+    }
+
+    #[test]
+    fn each_further_fold_must_be_wanted_for_longer() {
+        let mut damper = Damper::default();
+        let mut patience = Vec::new();
+        for round in 0..4 {
+            let start = f64::from(round) * 10.0;
+            let mut waited = 0.0;
+            while damper.settle(s(start + waited), 4, 1, false) == Move::PutOff(4) {
+                waited += 0.1;
+            }
+            patience.push((waited * 10.0).round() / 10.0);
+            damper.settle(s(start + 9.0), 4, 4, true);
+        }
+        assert_eq!(patience, [0.0, 0.5, 1.5, 4.5]);
+    }
+
+    #[test]
+    fn a_share_that_goes_up_and_down_settles_at_its_larger_value() {
+        let mut damper = Damper::default();
+        let mut moves = 0;
+        for tick in 0..3000 {
+            // Two seconds at one, two at two, for five minutes.
+            let wanted = if tick / 20 % 2 == 0 { 1 } else { 2 };
+            let moved = damper.settle(s(f64::from(tick) / 10.0), 4, wanted, true);
+            moves += u32::from(matches!(moved, Move::Folded(_) | Move::Unfolded(_)));
+        }
+        assert!(moves <= 40, "{moves} moves in five minutes");
+        assert_eq!(damper.settle(s(300.0), 4, 2, true).usable(), 2);
     }
 
     #[test]
@@ -182,15 +233,20 @@ mod tests {
     #[test]
     fn five_folds_in_a_minute_are_one_too_many() {
         let mut damper = Damper::default();
-        for round in 0..4 {
-            let now = f64::from(round) * 10.0;
-            assert_eq!(damper.settle(s(now), 4, 1, false), Move::Folded(1));
-            assert_eq!(damper.settle(s(now + 5.0), 4, 4, true), Move::Unfolded(4));
-        }
-        assert_eq!(damper.settle(s(50.0), 4, 1, false), Move::PutOff(4));
-        assert_eq!(damper.settle(s(59.0), 4, 1, false), Move::PutOff(4));
-        assert_eq!(damper.settle(s(60.5), 4, 1, false), Move::Folded(1));
-        assert_eq!((damper.folds(), damper.unfolds()), (5, 4));
+        // Tries to fold for five seconds, then is raised for good reason.
+        let round = |damper: &mut Damper, start: f64| {
+            let folded = (0..50).any(|tick| {
+                damper.settle(s(start + f64::from(tick) / 10.0), 4, 1, false) == Move::Folded(1)
+            });
+            damper.settle(s(start + 6.0), 4, 4, true);
+            folded
+        };
+        let folded: Vec<bool> = [0.0, 10.0, 20.0, 30.0, 45.0, 52.0]
+            .map(|start| round(&mut damper, start))
+            .to_vec();
+        assert_eq!(folded, [true, true, true, true, false, false]);
+        assert!(round(&mut damper, 60.5), "the first was a minute ago");
+        assert_eq!((damper.folds(), damper.unfolds()), (5, 5));
     }
 
     #[test]

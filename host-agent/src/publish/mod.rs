@@ -103,7 +103,8 @@ struct Doors {
 impl Publisher {
     /// Starts the channel for the broker's run `epoch`. Must be called in a tokio runtime.
     ///
-    /// A missing vsock is no error: [`Publisher::degraded`] tells of it, and each [`Publisher::set_vms`] tries again.
+    /// Nothing listens before the first [`Publisher::set_vms`]: a guest that dials earlier would be one that nobody knows. A missing
+    /// vsock is no error: [`Publisher::degraded`] tells of it, and each [`Publisher::set_vms`] tries again.
     ///
     /// # Errors
     /// When the settings make no sense.
@@ -120,7 +121,7 @@ impl Publisher {
             sessions: sessions.clone(),
         };
         let server = tokio::spawn(server::serve(guests, incoming, stopped));
-        let publisher = Self {
+        Ok(Self {
             settings,
             slots: Mutex::default(),
             cids: Arc::default(),
@@ -130,9 +131,7 @@ impl Publisher {
             leaving,
             sessions,
             server: Mutex::new(Some((stop, server))),
-        };
-        publisher.open_vsock(&mut lock(&publisher.doors));
-        Ok(publisher)
+        })
     }
 
     /// Tells the channel which VMs there are. Call it after each discovery, in a tokio runtime.
