@@ -138,7 +138,7 @@ fn work_runs_in_its_group_and_follows_the_groups_cpus() {
         .unwrap_err();
     assert!(matches!(error, GuestError::WorkDeadline { .. }), "{error}");
     guest.kill_work(spinners).unwrap();
-    assert_eq!(guest.work_pids(spinners).unwrap(), []);
+    assert_eq!(guest.work_pids(spinners).unwrap(), Vec::<u32>::new());
     assert_eq!(guest.wait_work(spinners, SOON).unwrap().status, 128 + 9);
     assert_eq!(guest.work_pids(pinned).unwrap(), [pinned_pid]);
 }

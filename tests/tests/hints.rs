@@ -12,12 +12,17 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use hint_proto::v1;
+use lab::load::OtherWork;
 use lab::skip::{self, Need};
-use lab::{Broker, BrokerSpec, Guest, GuestSpec, lock};
+use lab::{Broker, BrokerSpec, Guest, GuestSpec, WorkId, lock};
 
 /// For states that come within seconds: long enough for any machine.
 const SOON: Duration = Duration::from_secs(60);
 const LEASE: Duration = Duration::from_secs(5);
+const ROUNDS: usize = 3;
+/// CPUs of other work beside which a round still proves something, and how many rounds may be lost to more.
+const QUIET: f64 = 0.3;
+const DISTURBED: u32 = 5;
 const AGENT: &[&str] = &["run"];
 
 fn guests_with_agents(names: [&str; 2]) -> Vec<GuestSpec> {
@@ -86,7 +91,7 @@ fn guests_use_what_they_can_really_run() {
     let mut specs = guests_with_agents(["left", "right"]);
     specs.push(GuestSpec::named("stranger"));
     let guests = Guest::boot_all(&specs).unwrap();
-    let [left, right, stranger] = &guests[..] else {
+    let [left, right, _] = &guests[..] else {
         panic!("three guests")
     };
     let broker = start_broker();
@@ -99,82 +104,38 @@ fn guests_use_what_they_can_really_run() {
     let pinned_pid = left.work_pids(pinned).unwrap()[0];
     assert_eq!(left.cpus_allowed(pinned_pid).unwrap().to_string(), "3");
 
-    let mut raised = Vec::new();
-    let mut opened = Vec::new();
-    for round in 0..3 {
-        let left_work = left.spawn_spinners(4).unwrap();
-        let right_work = right.spawn_spinners(4).unwrap();
-        wait_for_cpus(left, 1, &broker);
-        wait_for_cpus(right, 1, &broker);
-        let vm = broker.vm("left").unwrap();
-        assert_eq!(
-            (vm.vcpus, vm.usable, vm.reason()),
-            (Some(4), Some(1), v1::Reason::Contention),
-            "{}",
-            vm.explanation
-        );
-        assert_eq!(vm.agent.unwrap().applied, Some(1));
-        let allowed = left.cpus_allowed(pinned_pid).unwrap();
-        assert_eq!(
-            allowed,
-            left.work_cpus().unwrap(),
-            "round {round}: a pinned task follows while folded"
-        );
-        assert_eq!(stranger.work_cpus().unwrap().to_string(), "0-3");
-        let vm = broker.vm("stranger").unwrap();
-        assert_eq!(
-            (vm.usable, vm.reason()),
-            (Some(4), v1::Reason::NoAgent),
-            "{}",
-            vm.explanation
-        );
-        assert_eq!(vm.agent.unwrap_or_default().state(), v1::AgentState::Absent);
-
-        let metrics = broker.metrics().unwrap();
-        let usable = format!(
-            "hint_broker_vm_usable_vcpus{{vm=\"{}\"}} 1\n",
-            broker.vm("left").unwrap().id
-        );
-        assert!(
-            metrics.starts_with("HTTP/1.1 200 ") && metrics.contains(&usable),
-            "{usable}{metrics}"
-        );
-
-        // Steady for a while: what follows is then a change that this test has made.
-        thread::sleep(Duration::from_secs(6));
-        assert_eq!(
-            (
-                left.work_cpus().unwrap().len(),
-                right.work_cpus().unwrap().len()
+    let mut times = Vec::new();
+    let mut disturbed = 0;
+    while times.len() < ROUNDS {
+        let meter = OtherWork::start(&guests);
+        let work = [
+            left.spawn_spinners(4).unwrap(),
+            right.spawn_spinners(4).unwrap(),
+        ];
+        let result = round(&broker, &guests, work, pinned_pid);
+        left.kill_work(work[0]).unwrap();
+        right.kill_work(work[1]).unwrap();
+        match result {
+            Ok(time) => times.push(time),
+            // What the guests are due depends on what else runs here, so a round beside other work proves nothing.
+            Err(what) if meter.cpus() > QUIET && disturbed < DISTURBED => {
+                disturbed += 1;
+                println!(
+                    "beside {:.2} CPUs of other work: {what}; once more",
+                    meter.cpus()
+                );
+            }
+            Err(what) => panic!(
+                "{what}\nbeside {:.2} CPUs of other work\nagent:\n{}\nbroker:\n{}",
+                meter.cpus(),
+                left.agent_log().unwrap(),
+                broker.log()
             ),
-            (1, 1),
-            "{}",
-            broker.log()
-        );
-
-        right.kill_work(right_work).unwrap();
-        raised.push(wait_for_cpus(left, 2, &broker));
-        thread::sleep(Duration::from_secs(3));
-        assert_eq!(
-            left.work_cpus().unwrap().len(),
-            2,
-            "all of the host, and no more: {}",
-            broker.log()
-        );
-
-        left.kill_work(left_work).unwrap();
-        let start = Instant::now();
-        wait_for_cpus(left, 4, &broker);
-        wait_for_cpus(right, 4, &broker);
-        opened.push(start.elapsed());
-        assert_eq!(
-            left.cpus_allowed(pinned_pid).unwrap().to_string(),
-            "3",
-            "its affinity is back"
-        );
-        // Each guest may be folded four times a minute.
-        thread::sleep(Duration::from_secs(10));
+        }
+        // Each guest may be folded four times a minute, and the more seldom the sooner.
+        thread::sleep(Duration::from_secs(15));
     }
+    let (raised, opened): (Vec<Duration>, Vec<Duration>) = times.into_iter().unzip();
     println!("one idle, the other has the host: {raised:?}; both idle, both open: {opened:?}");
     let (raised, opened) = (median(raised), median(opened));
     assert!(
@@ -187,6 +148,114 @@ fn guests_use_what_they_can_really_run() {
         "median {opened:?}: {}",
         broker.log()
     );
+}
+
+/// Both busy, one idle, both idle. Gives the times in which the other guest had all of the host, and both had all their vCPUs.
+fn round(
+    broker: &Broker,
+    guests: &[Guest],
+    [left_work, right_work]: [WorkId; 2],
+    pinned: u32,
+) -> Result<(Duration, Duration), String> {
+    let [left, right, stranger] = guests else {
+        panic!("three guests")
+    };
+    reach(left, 1)?;
+    reach(right, 1)?;
+    let vm = broker.vm("left").unwrap();
+    check(
+        "left's decision",
+        &(vm.vcpus, vm.usable, vm.reason()),
+        &(Some(4), Some(1), v1::Reason::Contention),
+    )?;
+    check(
+        "left's answer",
+        &vm.agent.and_then(|agent| agent.applied),
+        &Some(1),
+    )?;
+    check(
+        "a pinned task while folded",
+        &left.cpus_allowed(pinned).unwrap(),
+        &left.work_cpus().unwrap(),
+    )?;
+    check(
+        "the stranger's CPUs",
+        &stranger.work_cpus().unwrap().to_string().as_str(),
+        &"0-3",
+    )?;
+    let vm = broker.vm("stranger").unwrap();
+    check(
+        "the stranger's decision",
+        &(vm.usable, vm.reason()),
+        &(Some(4), v1::Reason::NoAgent),
+    )?;
+    check(
+        "the stranger's agent",
+        &vm.agent.unwrap_or_default().state(),
+        &v1::AgentState::Absent,
+    )?;
+    let metrics = broker.metrics().unwrap();
+    let usable = format!(
+        "hint_broker_vm_usable_vcpus{{vm=\"{}\"}} 1\n",
+        broker.vm("left").unwrap().id
+    );
+    check(
+        "metrics",
+        &(
+            metrics.starts_with("HTTP/1.1 200 "),
+            metrics.contains(&usable),
+        ),
+        &(true, true),
+    )?;
+
+    // Steady for a while: what follows is then a change that this test has made.
+    thread::sleep(Duration::from_secs(6));
+    check(
+        "steady",
+        &(
+            left.work_cpus().unwrap().len(),
+            right.work_cpus().unwrap().len(),
+        ),
+        &(1, 1),
+    )?;
+
+    right.kill_work(right_work).unwrap();
+    let raised = reach(left, 2)?;
+    thread::sleep(Duration::from_secs(3));
+    check(
+        "all of the host, and no more",
+        &left.work_cpus().unwrap().len(),
+        &2,
+    )?;
+
+    left.kill_work(left_work).unwrap();
+    let start = Instant::now();
+    reach(left, 4)?;
+    reach(right, 4)?;
+    let opened = start.elapsed();
+    check(
+        "a pinned task after unfolding",
+        &left.cpus_allowed(pinned).unwrap().to_string().as_str(),
+        &"3",
+    )?;
+    Ok((raised, opened))
+}
+
+fn check<T: PartialEq + std::fmt::Debug>(what: &str, found: &T, wanted: &T) -> Result<(), String> {
+    if found == wanted {
+        Ok(())
+    } else {
+        Err(format!("{what}: {found:?}, not {wanted:?}"))
+    }
+}
+
+/// Waits until the guest's work may really use so many CPUs; says how long that took.
+fn reach(guest: &Guest, wanted: usize) -> Result<Duration, String> {
+    let start = Instant::now();
+    let cpus = guest
+        .wait_for(SOON, Guest::work_cpus, |cpus| cpus.len() == wanted)
+        .unwrap();
+    check(guest.name(), &cpus.len(), &wanted).map(|()| start.elapsed())
 }
 
 #[test]

@@ -85,6 +85,11 @@ impl Damper {
         }
     }
 
+    /// The target that was rounded last: it stays the same while targets tremble.
+    pub(super) fn steady_target(&self) -> Option<Cpus> {
+        self.anchor.map(|anchor| anchor.target)
+    }
+
     /// Moves to `wanted` where that may be now. `at_once` lets a raise pass without waiting.
     pub(super) fn settle(&mut self, now: Duration, vcpus: u32, wanted: u32, at_once: bool) -> Move {
         let current = self.usable.unwrap_or(vcpus).min(vcpus);

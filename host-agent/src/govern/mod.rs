@@ -247,7 +247,9 @@ impl Governor {
                 wanted.reason
             };
             decision.changed = matches!(moved, Move::Folded(_) | Move::Unfolded(_));
-            decision.classes = classes(vcpus, moved.usable(), contention, target);
+            // A class that changed with every tremble of the target would be news to the guest each time.
+            let steady = state.damper.steady_target().or(target);
+            decision.classes = classes(vcpus, moved.usable(), contention, steady);
             if matches!(moved, Move::Unfolded(_)) && saturated {
                 self.pool.restart_idle(now);
             }

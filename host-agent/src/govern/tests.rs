@@ -233,6 +233,19 @@ fn two_busy_guests_fold_to_their_halves_and_stay() {
 }
 
 #[test]
+fn classes_do_not_tremble_with_the_host_s_own_work() {
+    let mut rig = Rig::new(2, &[busy(4), busy(4)]);
+    rig.until(&[1, 1]);
+    rig.run(5.0);
+    let before = rig.last.decisions[0].classes;
+    for tick in 0..300 {
+        rig.host_work = if tick % 3 == 0 { 0.06 } else { 0.01 };
+        rig.tick();
+        assert_eq!(rig.last.decisions[0].classes, before, "tick {tick}");
+    }
+}
+
+#[test]
 fn a_guest_takes_what_its_neighbour_leaves_and_gives_it_back() {
     let mut rig = Rig::new(2, &[busy(4), busy(4)]);
     rig.until(&[1, 1]);
