@@ -323,3 +323,25 @@ fn a_vm_without_named_threads_is_shown_and_never_judged() {
         vm.explanation
     );
 }
+
+#[test]
+fn a_log_that_takes_nothing_does_not_stop_the_broker() {
+    let (folder, config) = folder("enabled = false");
+    let mut command = run(&config, Path::new("/nonexistent"));
+    let full = fs::OpenOptions::new()
+        .write(true)
+        .open("/dev/full")
+        .unwrap();
+    let mut broker = Running(command.stderr(full).spawn().unwrap());
+    broker.list(folder.path(), |state| !state.host.degraded.is_empty());
+}
+
+#[test]
+fn a_lost_terminal_ends_the_broker_in_order() {
+    let (folder, config) = folder("enabled = false");
+    let mut broker = Running::start(run(&config, Path::new("/nonexistent")));
+    broker.list(folder.path(), |_| true);
+    kill_process(Pid::from_child(&broker.0), Signal::HUP).unwrap();
+    assert!(broker.0.wait().unwrap().success());
+    assert!(!folder.path().join("control.sock").exists());
+}
