@@ -170,6 +170,20 @@ async fn a_record_of_another_boot_is_dropped() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_boot_that_is_not_known_may_be_this_one() {
+    let guest = Guest::paravirt(4);
+    let (_broker, mut agent, _stream) = folded(&guest, 120_000).await;
+    kill_both(&mut agent);
+    fs::remove_file(guest.root().join("proc/sys/kernel/random/boot_id")).unwrap();
+    assert_eq!(
+        text(&restore(&guest)),
+        "restored /sys/devices/system/cpu/paravirt\n"
+    );
+    assert_eq!(guest.avoided(), "");
+    assert!(!guest.has_record());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_agent_that_hangs_beyond_its_lease_is_made_good_and_comes_back() {
     let guest = Guest::paravirt(4);
     let (_broker, agent, mut stream) = folded(&guest, 4000).await;
