@@ -185,10 +185,20 @@ impl Slot {
 
     /// Logs a guest's fault, at a rate that the guest can't raise.
     pub(super) fn complain(&self, what: &str) {
-        let open = self.lock().log.open(Instant::now());
-        if let Some(held_back) = open {
+        if let Some(held_back) = self.may_log() {
             tracing::warn!(vm = %self.vm, held_back, "{what}");
         }
+    }
+
+    /// Logs what a guest does, at the same rate: it may come and go as often as it likes.
+    pub(super) fn inform(&self, what: &str) {
+        if let Some(held_back) = self.may_log() {
+            tracing::info!(vm = %self.vm, held_back, "{what}");
+        }
+    }
+
+    fn may_log(&self) -> Option<u64> {
+        self.lock().log.open(Instant::now())
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
