@@ -262,3 +262,41 @@ fn an_actuator_asked_for_by_name_that_does_not_work_is_an_error() {
         "{log}"
     );
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_somebody_else_took_is_logged_once() {
+    let guest = Guest::bare(4);
+    let group = "sys/fs/cgroup/user.slice/cpuset.cpus";
+    for (path, text) in [
+        (
+            "proc/self/mountinfo",
+            "32 25 0:27 / /sys/fs/cgroup rw - cgroup2 none rw\n",
+        ),
+        ("sys/devices/system/cpu/possible", "0-3\n"),
+        ("sys/fs/cgroup/cgroup.controllers", "cpuset\n"),
+        ("sys/fs/cgroup/cgroup.subtree_control", "cpuset\n"),
+        (group, "\n"),
+    ] {
+        guest.put(path, text);
+    }
+    let log = guest.root().join("log");
+    let mut broker = Broker::start(&guest, 7);
+    let stderr = fs::File::create(&log).unwrap();
+    let mut agent = Agent::start_with(&guest, stderr.into());
+    let mut stream = broker.accept().await;
+    stream.hint(hint(7, 1, 2)).await;
+    assert_eq!(stream.applied().await.outcome(), v1::Outcome::Applied);
+    assert_eq!(guest.get(group), "0-1");
+    guest.put(group, "0-2\n");
+    for sequence in 2..8u32 {
+        let usable = 1 + sequence % 2;
+        stream.hint(hint(7, u64::from(sequence), usable)).await;
+        stream.applied().await;
+    }
+    assert_eq!(guest.get(group), "0-2\n", "it is theirs");
+    agent.signal(Signal::TERM);
+    assert!(agent.ended().success());
+    let said = fs::read_to_string(&log).unwrap();
+    let warnings = said.matches("somebody else writes this file").count();
+    assert_eq!(warnings, 1, "{said}");
+}
