@@ -3,6 +3,8 @@
 //! Secure means that the record of what to put back is on disk and with the guardian before the first write to the kernel.
 //! When to fold is the [`crate::agent`]'s business.
 
+use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::time::Instant;
 
 use hint_proto::{CpuSet, v1};
@@ -53,6 +55,8 @@ pub struct Fold {
     guardian: Guardian,
     topology: Topology,
     folded: Option<Folded>,
+    /// Files that others write now; each was logged when it was lost.
+    lost: BTreeSet<PathBuf>,
 }
 
 /// What is known while folded.
@@ -81,6 +85,7 @@ impl Fold {
             guardian,
             topology,
             folded: None,
+            lost: BTreeSet::new(),
         })
     }
 
@@ -214,10 +219,12 @@ impl Fold {
         Ok(())
     }
 
-    fn note_lost(&self, plan: &Plan) {
-        for path in &plan.lost {
+    fn note_lost(&mut self, plan: &Plan) {
+        let lost: BTreeSet<PathBuf> = plan.lost.iter().cloned().collect();
+        for path in lost.difference(&self.lost) {
             tracing::warn!(path = %path.display(), "somebody else writes this file: it is left to them");
         }
+        self.lost = lost;
     }
 
     /// Puts the mask back as it was found. `None` when the guest is not folded.
@@ -230,6 +237,7 @@ impl Fold {
         };
         let restored = restore(self.files.as_ref(), &self.state, &folded.record)?;
         self.folded = None;
+        self.lost.clear();
         for (path, text) in &restored.replaced {
             tracing::info!(path = %path.display(), text, "restored with another text for the same mask");
         }

@@ -305,7 +305,10 @@ pub fn restore_left_over(
     let Some(record) = state.load()? else {
         return Ok(None);
     };
-    if record.boot_id.is_some() && record.boot_id != system::boot_id(files) {
+    // Where one of the two is not known the boots may be the same: restoring too much does less harm than staying folded.
+    if let (Some(then), Some(now)) = (&record.boot_id, system::boot_id(files))
+        && *then != now
+    {
         state.clear()?;
         return Ok(None);
     }

@@ -170,6 +170,20 @@ async fn a_record_of_another_boot_is_dropped() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_boot_that_is_not_known_may_be_this_one() {
+    let guest = Guest::paravirt(4);
+    let (_broker, mut agent, _stream) = folded(&guest, 120_000).await;
+    kill_both(&mut agent);
+    fs::remove_file(guest.root().join("proc/sys/kernel/random/boot_id")).unwrap();
+    assert_eq!(
+        text(&restore(&guest)),
+        "restored /sys/devices/system/cpu/paravirt\n"
+    );
+    assert_eq!(guest.avoided(), "");
+    assert!(!guest.has_record());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_agent_that_hangs_beyond_its_lease_is_made_good_and_comes_back() {
     let guest = Guest::paravirt(4);
     let (_broker, agent, mut stream) = folded(&guest, 4000).await;
@@ -247,4 +261,42 @@ fn an_actuator_asked_for_by_name_that_does_not_work_is_an_error() {
         log.contains("/sys/devices/system/cpu/paravirt is missing"),
         "{log}"
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_somebody_else_took_is_logged_once() {
+    let guest = Guest::bare(4);
+    let group = "sys/fs/cgroup/user.slice/cpuset.cpus";
+    for (path, text) in [
+        (
+            "proc/self/mountinfo",
+            "32 25 0:27 / /sys/fs/cgroup rw - cgroup2 none rw\n",
+        ),
+        ("sys/devices/system/cpu/possible", "0-3\n"),
+        ("sys/fs/cgroup/cgroup.controllers", "cpuset\n"),
+        ("sys/fs/cgroup/cgroup.subtree_control", "cpuset\n"),
+        (group, "\n"),
+    ] {
+        guest.put(path, text);
+    }
+    let log = guest.root().join("log");
+    let mut broker = Broker::start(&guest, 7);
+    let stderr = fs::File::create(&log).unwrap();
+    let mut agent = Agent::start_with(&guest, stderr.into());
+    let mut stream = broker.accept().await;
+    stream.hint(hint(7, 1, 2)).await;
+    assert_eq!(stream.applied().await.outcome(), v1::Outcome::Applied);
+    assert_eq!(guest.get(group), "0-1");
+    guest.put(group, "0-2\n");
+    for sequence in 2..8u32 {
+        let usable = 1 + sequence % 2;
+        stream.hint(hint(7, u64::from(sequence), usable)).await;
+        stream.applied().await;
+    }
+    assert_eq!(guest.get(group), "0-2\n", "it is theirs");
+    agent.signal(Signal::TERM);
+    assert!(agent.ended().success());
+    let said = fs::read_to_string(&log).unwrap();
+    let warnings = said.matches("somebody else writes this file").count();
+    assert_eq!(warnings, 1, "{said}");
 }

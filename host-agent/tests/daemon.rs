@@ -7,6 +7,7 @@
 )]
 
 use std::fs;
+use std::io::Read;
 use std::net::TcpListener;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -322,4 +323,66 @@ fn a_vm_without_named_threads_is_shown_and_never_judged() {
         "{}",
         vm.explanation
     );
+}
+
+#[test]
+fn a_log_that_takes_nothing_does_not_stop_the_broker() {
+    let (folder, config) = folder("enabled = false");
+    let mut command = run(&config, Path::new("/nonexistent"));
+    let full = fs::OpenOptions::new()
+        .write(true)
+        .open("/dev/full")
+        .unwrap();
+    let mut broker = Running(command.stderr(full).spawn().unwrap());
+    broker.list(folder.path(), |state| !state.host.degraded.is_empty());
+}
+
+#[test]
+fn a_lost_terminal_ends_the_broker_in_order() {
+    let (folder, config) = folder("enabled = false");
+    let mut broker = Running::start(run(&config, Path::new("/nonexistent")));
+    broker.list(folder.path(), |_| true);
+    kill_process(Pid::from_child(&broker.0), Signal::HUP).unwrap();
+    assert!(broker.0.wait().unwrap().success());
+    assert!(!folder.path().join("control.sock").exists());
+}
+
+#[test]
+fn top_ends_when_the_broker_hangs() {
+    let (folder, config) = folder("enabled = false");
+    let mut broker = Running::start(run(&config, Path::new("/nonexistent")));
+    broker.list(folder.path(), |_| true);
+    let top = Command::new(env!("CARGO_BIN_EXE_hintctl"))
+        .arg("--socket")
+        .arg(folder.path().join("control.sock"))
+        .arg("top")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut top = Running(top);
+    let mut shown = [0];
+    top.0
+        .stdout
+        .as_mut()
+        .unwrap()
+        .read_exact(&mut shown)
+        .unwrap();
+    kill_process(Pid::from_child(&broker.0), Signal::STOP).unwrap();
+    let end = Instant::now() + SOON;
+    let status = loop {
+        if let Some(status) = top.0.try_wait().unwrap() {
+            break status;
+        }
+        assert!(Instant::now() < end, "top goes on");
+        thread::sleep(Duration::from_millis(50));
+    };
+    let mut said = String::new();
+    top.0
+        .stderr
+        .as_mut()
+        .unwrap()
+        .read_to_string(&mut said)
+        .unwrap();
+    assert_eq!(status.code(), Some(3), "{said}");
 }

@@ -21,7 +21,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run the daemon until SIGTERM or SIGINT; then all guests use all their vCPUs again.
+    /// Run the daemon until SIGTERM, SIGINT or SIGHUP; then all guests use all their vCPUs again.
     Run {
         /// Configuration [default: /etc/hint-broker.toml, where it exists].
         #[arg(long)]
@@ -49,12 +49,15 @@ fn main() -> anyhow::Result<()> {
 }
 
 fn run(config: Config, root: Root) -> anyhow::Result<()> {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter =
+        EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,h2=error"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
+        // An error on stderr would be reported with a panic on stderr.
+        .log_internal_errors(false)
         .init();
     // The main thread measures and decides; these answer guests and operators meanwhile.
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -65,10 +68,12 @@ fn run(config: Config, root: Root) -> anyhow::Result<()> {
     runtime.block_on(async {
         let mut terminated = signal(SignalKind::terminate()).context("can't wait for SIGTERM")?;
         let mut interrupted = signal(SignalKind::interrupt()).context("can't wait for SIGINT")?;
+        let mut hung_up = signal(SignalKind::hangup()).context("can't wait for SIGHUP")?;
         let stop = async {
             tokio::select! {
                 _ = terminated.recv() => {}
                 _ = interrupted.recv() => {}
+                _ = hung_up.recv() => {}
             }
             tracing::info!("stopping: guests get all their vCPUs back");
         };

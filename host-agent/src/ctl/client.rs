@@ -18,6 +18,9 @@ use crate::text::{printable, with_causes};
 const CONNECT: Duration = Duration::from_secs(5);
 /// How long it may take to answer; longer than setting the mode takes at worst.
 const ANSWER: Duration = Duration::from_secs(15);
+/// How often a broker that says nothing is asked whether it lives, and how long it may take to say so: `top` shows no figures of
+/// one that hangs.
+const KEEPALIVE: Duration = Duration::from_secs(5);
 /// Largest answer: some thousands of VMs.
 const MAX_MESSAGE: usize = 16 * 1024 * 1024;
 
@@ -39,6 +42,15 @@ pub enum CtlError {
     Silent {
         /// The socket.
         socket: PathBuf,
+    },
+    /// The connection broke, or what answers speaks something else.
+    #[error(
+        "the broker gave no answer to the end: {}: does it still run? See its journal",
+        printable(why)
+    )]
+    Lost {
+        /// What went wrong.
+        why: String,
     },
     /// The broker refused.
     #[error("{}", printable(status.message()))]
@@ -64,7 +76,7 @@ impl CtlError {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Unconfirmed { .. } => 1,
-            Self::Connect { .. } | Self::Silent { .. } => 3,
+            Self::Connect { .. } | Self::Silent { .. } | Self::Lost { .. } => 3,
             Self::Refused { status } => match status.code() {
                 Code::NotFound | Code::FailedPrecondition => 4,
                 Code::Unavailable => 3,
@@ -83,8 +95,14 @@ impl CtlError {
 
 impl From<Status> for CtlError {
     fn from(status: Status) -> Self {
-        Self::Refused {
-            status: Box::new(status),
+        // A status of the broker's own has no cause on this side.
+        match status.source() {
+            Some(cause) => Self::Lost {
+                why: with_causes(cause),
+            },
+            None => Self::Refused {
+                status: Box::new(status),
+            },
         }
     }
 }
@@ -113,6 +131,8 @@ impl Client {
         let channel = Endpoint::from_shared(format!("unix:{path}"))
             .map_err(|error| failed(with_causes(&error), "use another path"))?
             .connect_timeout(CONNECT)
+            .http2_keep_alive_interval(KEEPALIVE)
+            .keep_alive_timeout(KEEPALIVE)
             .connect()
             .await
             .map_err(|error| {

@@ -85,14 +85,15 @@ impl Session {
             Err(end) => end,
         };
         match end {
-            End::Left(why) => tracing::info!(vm = %self.slot.vm, "agent left: {why}"),
+            End::Left(why) => self.slot.inform(&format!("agent left: {why}")),
             End::Refused(status) => {
                 self.slot
                     .complain(&format!("session refused: {}", status.message()));
                 last_word(&out, Err(status)).await;
             }
             End::Goodbye(goodbye, status) => {
-                tracing::info!(vm = %self.slot.vm, "session ended: {}", goodbye.reason);
+                self.slot
+                    .inform(&format!("session ended: {}", goodbye.reason));
                 last_word(&out, Ok(response(Message::Goodbye(goodbye)))).await;
                 last_word(&out, Err(status)).await;
             }
@@ -136,10 +137,13 @@ impl Session {
             Ok(agent) => agent,
             Err(status) => return End::Refused(status),
         };
-        tracing::info!(
-            vm = %self.slot.vm, version = agent.version, kernel = agent.kernel_release, actuator = agent.actuator,
-            online = %agent.online, "agent connected"
-        );
+        self.slot.inform(&format!(
+            "agent {} connected: kernel {}, actuator {}, CPUs {}",
+            agent.version,
+            agent.kernel_release,
+            agent.actuator,
+            printable(&agent.online.to_string())
+        ));
         let mut turn = self.slot.turn.subscribe();
         let Some(number) = self.slot.begin(agent) else {
             return vm_gone();

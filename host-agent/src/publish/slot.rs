@@ -185,10 +185,20 @@ impl Slot {
 
     /// Logs a guest's fault, at a rate that the guest can't raise.
     pub(super) fn complain(&self, what: &str) {
-        let open = self.lock().log.open(Instant::now());
-        if let Some(held_back) = open {
+        if let Some(held_back) = self.may_log() {
             tracing::warn!(vm = %self.vm, held_back, "{what}");
         }
+    }
+
+    /// Logs what a guest does, at the same rate: it may come and go as often as it likes.
+    pub(super) fn inform(&self, what: &str) {
+        if let Some(held_back) = self.may_log() {
+            tracing::info!(vm = %self.vm, held_back, "{what}");
+        }
+    }
+
+    fn may_log(&self) -> Option<u64> {
+        self.lock().log.open(Instant::now())
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -196,13 +206,12 @@ impl Slot {
     }
 }
 
-/// Do two hints ask the same of the guest?
+/// Do two hints ask the same of the guest? Classes are figures: a share close to a whole number moves them from tick to tick.
 fn asks_the_same(old: &Hint, new: &Hint) -> bool {
     let asked = |hint: &Hint| {
         (
             hint.usable,
             hint.vcpus,
-            hint.classes,
             hint.contention,
             hint.reason,
             hint.mode,
@@ -263,6 +272,11 @@ mod tests {
         assert_eq!(watcher.borrow_and_update().sequence, 1);
         let figures = Hint {
             spare: Some(Cpus(0.5)),
+            classes: Classes {
+                full: 1,
+                partial: 1,
+                avoided: 2,
+            },
             ..hint(2)
         };
         slot.publish(Some(figures));

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use serde_json::{Map, Value};
+
 use super::{Identity, Vmm};
 use crate::discover::process::Process;
 
@@ -78,11 +80,15 @@ impl Vmm for Qemu {
     }
 }
 
-/// QEMU's `a,key=value,...`: the first part may have no key, and a doubled comma is a comma of the value.
+/// QEMU's `a,key=value,...`: the first part may have no key, and a doubled comma is a comma of the value. Or a JSON object, which
+/// is how libvirt writes devices since QEMU 6.2.
 struct Options(Vec<(Option<String>, String)>);
 
 impl Options {
     fn parse(text: &str) -> Self {
+        if text.starts_with('{') {
+            return Self::from_json(text);
+        }
         let mut parts = vec![String::new()];
         let mut characters = text.chars().peekable();
         while let Some(character) = characters.next() {
@@ -95,6 +101,17 @@ impl Options {
         let pairs = parts.into_iter().map(|part| match part.split_once('=') {
             Some((key, value)) => (Some(key.to_owned()), value.to_owned()),
             None => (None, part),
+        });
+        Self(pairs.collect())
+    }
+
+    /// Texts and numbers of a JSON object; nothing of what is none.
+    fn from_json(text: &str) -> Self {
+        let object: Map<String, Value> = serde_json::from_str(text).unwrap_or_default();
+        let pairs = object.into_iter().filter_map(|(key, value)| match value {
+            Value::String(value) => Some((Some(key), value)),
+            Value::Number(value) => Some((Some(key), value.to_string())),
+            _ => None,
         });
         Self(pairs.collect())
     }
@@ -143,6 +160,37 @@ mod tests {
         );
         assert_eq!(identity.cid, Some(33));
         assert!(identity.vhost_user_sockets.is_empty());
+    }
+
+    #[test]
+    fn devices_in_json_are_read_as_libvirt_writes_them() {
+        let identity = identify(&[
+            "/usr/bin/qemu-system-x86_64",
+            "-device",
+            r#"{"driver":"virtio-net-pci","netdev":"n","id":"net0","bus":"pci.1","addr":"0x0"}"#,
+            "-device",
+            r#"{"driver":"vhost-vsock-pci","id":"vsock0","guest-cid":33,"vhostfd":"28","bus":"pci.7","addr":"0x0"}"#,
+        ]);
+        assert_eq!(identity.cid, Some(33));
+        let identity = identify(&[
+            "qemu-system-x86_64",
+            "-chardev",
+            "socket,id=c0,path=/run/vm/vu.sock",
+            "-device",
+            r#"{"driver":"vhost-user-vsock-pci","chardev":"c0"}"#,
+        ]);
+        assert_eq!(
+            identity.vhost_user_sockets,
+            [PathBuf::from("/run/vm/vu.sock")]
+        );
+        for wrong in [
+            "{",
+            "{}",
+            r#"{"driver":7}"#,
+            r#"{"driver":"vhost-vsock-pci","guest-cid":-1}"#,
+        ] {
+            assert_eq!(identify(&["kvm", "-device", wrong]), Identity::default());
+        }
     }
 
     #[test]
