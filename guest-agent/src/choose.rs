@@ -6,15 +6,15 @@
 //!    housekeeping CPU at all, every online CPU is used. A usable of 0 counts as 1.
 //! 2. The lowest housekeeping CPU is always used: kernel work that can't move sits there.
 //! 3. A set in use that has the right size, obeys rules 1, 2 and 5 and is online stays: moving work costs something.
-//! 4. NUMA nodes get shares in proportion to their housekeeping CPUs (Sainte-Laguë's divisors, which never take from a
-//!    node when the total grows).
+//! 4. Cores in use come before others, those that are used whole before one that is split.
 //! 5. Cores are used whole; at most one is split.
-//! 6. Inside a node, cores in use come first, then the lowest.
+//! 6. NUMA nodes get shares in proportion to their housekeeping CPUs (Sainte-Laguë's divisors, which never take from a
+//!    node when the total grows). A fold begins with all CPUs in use, so that its set is in proportion.
+//! 7. Inside a node, the lowest come first.
 //!
 //! All this is one order of all housekeeping CPUs, of which the first so many are used. So on cores of equal size,
 //! folding gives a subset of the set in use and unfolding a superset.
 
-use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use hint_proto::CpuSet;
@@ -55,10 +55,18 @@ fn split_cores(topology: &Topology, chosen: &CpuSet) -> usize {
     split.count()
 }
 
+/// How much of a core is in use; what is used most comes first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Standing {
+    Whole,
+    Split,
+    Unused,
+}
+
 /// Cores of one node that are not placed yet, and how far the node is served.
 struct Node {
-    /// Cores to place, the best last.
-    cores: Vec<Vec<u32>>,
+    /// Cores to place with their standing, the best last.
+    cores: Vec<(Standing, Vec<u32>)>,
     /// CPUs of the node.
     size: u64,
     /// CPUs placed.
@@ -66,14 +74,15 @@ struct Node {
 }
 
 impl Node {
-    /// The divisor method's price of the node's next core as a fraction (price, size); the lowest goes first.
-    fn price(&self) -> Option<(u64, u64)> {
-        let next = u64::try_from(self.cores.last()?.len()).unwrap_or(u64::MAX);
-        Some((2 * self.placed + next, self.size))
+    /// Standing of the node's next core, and its price by the divisor method as a fraction (price, size); the lowest goes first.
+    fn next(&self) -> Option<(Standing, u64, u64)> {
+        let (standing, core) = self.cores.last()?;
+        let core = u64::try_from(core.len()).unwrap_or(u64::MAX);
+        Some((*standing, 2 * self.placed + core, self.size))
     }
 
     fn place(&mut self, order: &mut Vec<u32>) {
-        if let Some(core) = self.cores.pop() {
+        if let Some((_, core)) = self.cores.pop() {
             self.placed += u64::try_from(core.len()).unwrap_or(u64::MAX);
             order.extend(core);
         }
@@ -82,25 +91,32 @@ impl Node {
 
 /// All housekeeping CPUs, the one to keep longest first.
 fn order(topology: &Topology, housekeeping: &CpuSet, in_use: &CpuSet, first: u32) -> Vec<u32> {
-    let mut by_node: BTreeMap<u32, Vec<Vec<u32>>> = BTreeMap::new();
+    let mut by_node: BTreeMap<u32, Vec<(Standing, Vec<u32>)>> = BTreeMap::new();
     for core in &topology.cores {
         let mut cpus: Vec<u32> = core.cpus.intersection(housekeeping).iter().collect();
         if cpus.is_empty() {
             continue;
         }
         cpus.sort_by_key(|cpu| (*cpu != first, !in_use.contains(*cpu), *cpu));
-        by_node.entry(core.node).or_default().push(cpus);
+        let standing = match cpus.iter().filter(|cpu| in_use.contains(**cpu)).count() {
+            0 => Standing::Unused,
+            used if used == cpus.len() => Standing::Whole,
+            _ => Standing::Split,
+        };
+        by_node.entry(core.node).or_default().push((standing, cpus));
     }
     let mut nodes: Vec<Node> = by_node
         .into_values()
         .map(|mut cores| {
-            cores.sort_by_key(|core| {
-                let used = core.iter().filter(|cpu| in_use.contains(**cpu)).count();
-                let lowest = core.iter().min().copied();
-                (!core.contains(&first), Reverse(used), lowest)
+            cores.sort_by_key(|(standing, core)| {
+                (
+                    !core.contains(&first),
+                    *standing,
+                    core.iter().min().copied(),
+                )
             });
             cores.reverse();
-            let size = cores.iter().map(Vec::len).sum::<usize>();
+            let size = cores.iter().map(|(_, core)| core.len()).sum::<usize>();
             Node {
                 cores,
                 size: u64::try_from(size).unwrap_or(u64::MAX),
@@ -110,19 +126,24 @@ fn order(topology: &Topology, housekeeping: &CpuSet, in_use: &CpuSet, first: u32
         .collect();
 
     let mut order = Vec::with_capacity(housekeeping.len());
-    if let Some(home) = nodes
-        .iter_mut()
-        .find(|node| node.cores.last().is_some_and(|core| core.contains(&first)))
-    {
+    let is_home = |node: &&mut Node| {
+        node.cores
+            .last()
+            .is_some_and(|(_, core)| core.contains(&first))
+    };
+    if let Some(home) = nodes.iter_mut().find(is_home) {
         home.place(&mut order);
     }
     while let Some((_, node)) = nodes
         .iter_mut()
-        .filter_map(|node| Some((node.price()?, node)))
-        .min_by(|((price, size), _), ((other_price, other_size), _)| {
-            (u128::from(*price) * u128::from(*other_size))
-                .cmp(&(u128::from(*other_price) * u128::from(*size)))
-        })
+        .filter_map(|node| Some((node.next()?, node)))
+        .min_by(
+            |((standing, price, size), _), ((other, other_price, other_size), _)| {
+                let prices = (u128::from(*price) * u128::from(*other_size))
+                    .cmp(&(u128::from(*other_price) * u128::from(*size)));
+                standing.cmp(other).then(prices)
+            },
+        )
     {
         node.place(&mut order);
     }
@@ -187,6 +208,13 @@ mod tests {
         assert_eq!(choose(&even, &even.online, 4), set("0-1,8-9"));
         let uneven = topology(&[6, 2], 1, "");
         assert_eq!(choose(&uneven, &uneven.online, 4), set("0-2,6"));
+    }
+
+    #[test]
+    fn what_is_in_use_stays_before_nodes_are_balanced() {
+        let uneven = topology(&[2, 4, 5], 1, "");
+        assert_eq!(choose(&uneven, &set("0-5"), 2), set("0,2"));
+        assert_eq!(choose(&uneven, &set("0,2-3"), 4), set("0,2-3,6"));
     }
 
     #[test]

@@ -57,10 +57,11 @@ impl Root {
         Self(path.into())
     }
 
-    /// The real path of `relative` (without a leading slash).
+    /// The real path of `relative`; a leading slash means this root.
     #[must_use]
-    pub fn path(&self, relative: &str) -> PathBuf {
-        self.0.join(relative)
+    pub fn path(&self, relative: impl AsRef<Path>) -> PathBuf {
+        let relative = relative.as_ref();
+        self.0.join(relative.strip_prefix("/").unwrap_or(relative))
     }
 
     /// The bytes of a file; `None` when it, or the process it belongs to, is gone or never was.

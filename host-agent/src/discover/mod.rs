@@ -9,7 +9,8 @@ mod vhost_vsock;
 pub mod vmm;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
 
 use hint_proto::CpuSet;
 
@@ -190,7 +191,8 @@ impl Discovery {
         if identity.hybrid_socket.is_none() && !identity.vhost_user_sockets.is_empty() {
             if seen.hybrid_socket.is_none() {
                 let back_ends = back_ends.get_or_insert_with(|| vhost_vsock_processes(&self.root));
-                seen.hybrid_socket = find_hybrid_socket(back_ends, &identity.vhost_user_sockets);
+                seen.hybrid_socket =
+                    find_hybrid_socket(&self.root, back_ends, &identity.vhost_user_sockets);
             }
             identity.hybrid_socket.clone_from(&seen.hybrid_socket);
         }
@@ -236,10 +238,59 @@ fn vhost_vsock_processes(root: &Root) -> Vec<Process> {
         .collect()
 }
 
-fn find_hybrid_socket(back_ends: &[Process], sockets: &[PathBuf]) -> Option<PathBuf> {
+fn find_hybrid_socket(root: &Root, back_ends: &[Process], sockets: &[PathBuf]) -> Option<PathBuf> {
     sockets.iter().find_map(|socket| {
-        back_ends
-            .iter()
-            .find_map(|process| vhost_vsock::hybrid_socket(process, socket))
+        back_ends.iter().find_map(|back_end| {
+            vhost_vsock::hybrid_socket(back_end, socket)
+                .filter(|path| is_its_own(root, back_end.pid, path))
+        })
     })
+}
+
+/// Is there a socket at `path` that belongs to this process's user? A command line can say anything: without this, whoever may
+/// start processes could have the broker listen in a folder of his choice, or take another VM's channel away.
+fn is_its_own(root: &Root, pid: u32, path: &Path) -> bool {
+    let Ok(Some(uid)) = process::effective_uid(root, pid) else {
+        return false;
+    };
+    root.path(path)
+        .symlink_metadata()
+        .is_ok_and(|file| file.file_type().is_socket() && (uid == 0 || file.uid() == uid))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn a_back_end_has_only_sockets_of_its_own_user() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = Root::new(directory.path());
+        let mine = rustix::process::geteuid().as_raw();
+        for (pid, uid) in [(7, mine), (8, mine + 1)] {
+            let folder = directory.path().join(format!("proc/{pid}"));
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(
+                folder.join("status"),
+                format!("Name:\tx\nUid:\t1\t{uid}\t1\t1\n"),
+            )
+            .unwrap();
+        }
+        fs::create_dir_all(directory.path().join("run")).unwrap();
+        let _socket = UnixListener::bind(directory.path().join("run/v")).unwrap();
+        fs::write(directory.path().join("run/file"), "").unwrap();
+        assert!(is_its_own(&root, 7, Path::new("/run/v")));
+        assert!(!is_its_own(&root, 8, Path::new("/run/v")), "another user's");
+        assert!(
+            !is_its_own(&root, 9, Path::new("/run/v")),
+            "a process that is gone"
+        );
+        assert!(!is_its_own(&root, 7, Path::new("/run/file")), "no socket");
+        assert!(
+            !is_its_own(&root, 7, Path::new("/run/none")),
+            "not there yet"
+        );
+    }
 }

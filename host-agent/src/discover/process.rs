@@ -119,15 +119,41 @@ pub fn threads(root: &Root, pid: u32) -> Result<BTreeMap<u32, String>, ReadError
 /// When its `status` can't be read or names none.
 pub fn allowed_cpus(root: &Root, pid: u32, tid: u32) -> Result<Option<CpuSet>, ReadError> {
     let relative = format!("proc/{pid}/task/{tid}/status");
-    let Some(text) = root.read_text(&relative)?.filter(|text| !text.is_empty()) else {
+    from_status(root, &relative, "a line Cpus_allowed_list", |line| {
+        CpuSet::parse_list(line.strip_prefix("Cpus_allowed_list:")?).ok()
+    })
+}
+
+/// The user whose rights a process has; `None` when it is gone.
+///
+/// # Errors
+/// When its `status` can't be read or names none.
+pub fn effective_uid(root: &Root, pid: u32) -> Result<Option<u32>, ReadError> {
+    let relative = format!("proc/{pid}/status");
+    from_status(root, &relative, "a line Uid with four numbers", |line| {
+        // Real, effective, saved and file system's.
+        line.strip_prefix("Uid:")?
+            .split_ascii_whitespace()
+            .nth(1)?
+            .parse()
+            .ok()
+    })
+}
+
+/// What the first line says that `parse` understands.
+fn from_status<T>(
+    root: &Root,
+    relative: &str,
+    expected: &'static str,
+    parse: impl Fn(&str) -> Option<T>,
+) -> Result<Option<T>, ReadError> {
+    let Some(text) = root.read_text(relative)?.filter(|text| !text.is_empty()) else {
         return Ok(None);
     };
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
-    line.and_then(|list| CpuSet::parse_list(list).ok())
+    let value = text.lines().find_map(parse);
+    value
         .map(Some)
-        .ok_or_else(|| ReadError::content(&root.path(&relative), "a line Cpus_allowed_list", &text))
+        .ok_or_else(|| ReadError::content(&root.path(relative), expected, &text))
 }
 
 #[cfg(test)]
@@ -163,6 +189,8 @@ mod tests {
         assert!(start_ticks(&root, me).unwrap().unwrap() > 0);
         assert!(threads(&root, me).unwrap().contains_key(&me));
         assert!(!allowed_cpus(&root, me, me).unwrap().unwrap().is_empty());
+        let uid = rustix::process::geteuid().as_raw();
+        assert_eq!(effective_uid(&root, me).unwrap(), Some(uid));
         assert!(!read(&root, me).unwrap().unwrap().arguments.is_empty());
     }
 

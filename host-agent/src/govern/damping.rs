@@ -16,8 +16,9 @@ const FOLDS_A_MINUTE: usize = 4;
 /// long as the one before: a share that goes up and down with uneven neighbours settles at its larger value.
 const FOLD_PATIENCE: Duration = Duration::from_millis(500);
 const MINUTE: Duration = Duration::from_secs(60);
-/// A target that moved by less than this moves nothing.
+/// A target that moved by less than this, or by less than this part of itself, moves nothing: noise grows with the pool.
 const DEAD_BAND: f64 = 0.1;
+const DEAD_PART: f64 = 0.03;
 
 /// The usable count of one VM over time.
 #[derive(Debug, Default)]
@@ -37,6 +38,13 @@ struct Anchor {
     target: Cpus,
     rounding: f64,
     rounded: u32,
+}
+
+impl Anchor {
+    fn holds(&self, target: Cpus) -> bool {
+        let band = DEAD_BAND.max(DEAD_PART * self.target.0);
+        (self.target.0 - target.0).abs() < band
+    }
 }
 
 /// What became of a wanted count.
@@ -68,12 +76,7 @@ impl Damper {
     pub(super) fn steady(&mut self, target: Cpus, rounding: f64, rounded: u32) -> u32 {
         match self.anchor {
             #[allow(clippy::float_cmp)] // one of two constants
-            Some(anchor)
-                if anchor.rounding == rounding
-                    && (anchor.target.0 - target.0).abs() < DEAD_BAND =>
-            {
-                anchor.rounded
-            }
+            Some(anchor) if anchor.rounding == rounding && anchor.holds(target) => anchor.rounded,
             _ => {
                 self.anchor = Some(Anchor {
                     target,
@@ -261,6 +264,13 @@ mod tests {
         assert_eq!(damper.steady(Cpus(1.18), 0.15, 2), 1);
         assert_eq!(damper.steady(Cpus(1.30), 0.15, 2), 2);
         assert_eq!(damper.steady(Cpus(1.25), 0.02, 2), 2);
+        assert_eq!(damper.steady(Cpus(20.0), 0.02, 20), 20);
+        assert_eq!(
+            damper.steady(Cpus(20.5), 0.02, 21),
+            20,
+            "noise grows with the pool"
+        );
+        assert_eq!(damper.steady(Cpus(20.7), 0.02, 21), 21);
         assert_eq!(
             damper.steady(Cpus(1.14), 0.15, 1),
             1,

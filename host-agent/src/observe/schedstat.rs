@@ -29,7 +29,7 @@ pub(super) struct ThreadReader {
 
 impl ThreadReader {
     pub(super) fn open(root: &Root, pid: u32, tid: u32) -> Result<Self, ReadError> {
-        let path = root.path(&relative(pid, tid));
+        let path = root.path(relative(pid, tid));
         let file = gone_is_none(File::open(&path), &path)?;
         Ok(Self {
             pid,
@@ -54,7 +54,7 @@ impl ThreadReader {
             Err(error) if is_gone(&error) => return Ok(None),
             Err(source) => {
                 return Err(ReadError::Io {
-                    path: root.path(&relative(self.pid, self.tid)),
+                    path: root.path(relative(self.pid, self.tid)),
                     source,
                 });
             }
@@ -64,7 +64,7 @@ impl ThreadReader {
             return Ok(None);
         }
         let Some(figures) = parse(&text) else {
-            let path = root.path(&relative(self.pid, self.tid));
+            let path = root.path(relative(self.pid, self.tid));
             return Err(ReadError::content(
                 &path,
                 "three numbers (run, run delay, slices)",
@@ -77,7 +77,7 @@ impl ThreadReader {
             slices,
         } = figures;
         if slices == 0 && run.is_zero() {
-            let path = root.path(&relative(self.pid, self.tid));
+            let path = root.path(relative(self.pid, self.tid));
             let expected = "figures of a thread that has run (0 0 0 is what a kernel without sched_info says of all)";
             return Err(ReadError::content(&path, expected, &text));
         }
