@@ -1,6 +1,6 @@
 //! `hint-broker`: the host daemon.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 
 use anyhow::Context;
@@ -42,8 +42,11 @@ fn main() -> anyhow::Result<()> {
         Command::Run { config, root } => run(Config::load(config.as_deref())?, Root::new(root)),
         Command::CheckConfig { config } => {
             let config = Config::load(config.as_deref())?;
-            println!("{config:#?}");
-            Ok(())
+            // A reader that has seen enough, like `head`, is no failure.
+            match writeln!(std::io::stdout(), "{config:#?}") {
+                Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+                written => written.context("can't print the configuration"),
+            }
         }
     }
 }
