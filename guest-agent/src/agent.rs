@@ -182,9 +182,19 @@ impl Agent {
                 self.outbox = Some(outbox);
             }
             Event::Hint(hint, received) => self.on_hint(&hint, received),
-            Event::Goodbye => self.restore(now()),
+            Event::Goodbye => self.on_goodbye(now()),
             Event::Down => self.outbox = None,
         }
+    }
+
+    /// The broker waits for the answer, and for the end of what this side has to say.
+    fn on_goodbye(&mut self, now: Instant) {
+        let folded = self.fold.is_folded();
+        self.restore(now);
+        if !folded {
+            self.answer(v1::Outcome::Restored, String::new());
+        }
+        self.outbox = None;
     }
 
     fn on_hint(&mut self, hint: &v1::Hint, received: Instant) {

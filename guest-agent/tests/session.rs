@@ -183,6 +183,22 @@ async fn a_goodbye_restores_at_once_and_sets_the_pause() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_goodbye_is_answered_though_there_is_nothing_to_restore() {
+    let guest = Guest::paravirt(4);
+    let mut broker = Broker::start(&guest, 7);
+    let _agent = Agent::start(&guest);
+    let mut stream = broker.accept().await;
+    stream
+        .say(Response::Goodbye(v1::Goodbye {
+            reason: "test".to_owned(),
+            retry_after_ms: 60_000,
+        }))
+        .await;
+    assert_eq!(stream.applied().await.outcome(), v1::Outcome::Restored);
+    assert!(stream.next().await.is_none(), "it has nothing more to say");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_restart_of_the_broker_keeps_the_mask_and_the_new_one_is_followed() {
     let guest = Guest::paravirt(4);
     let mut broker = Broker::start(&guest, 7);

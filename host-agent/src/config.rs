@@ -232,9 +232,7 @@ fn one() -> u32 {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file can't be read.
-    #[error(
-        "can't read the configuration {path}: {source}; name another with --config, or make it readable"
-    )]
+    #[error("can't read the configuration {path}: {source}; name another, or make it readable")]
     Read {
         /// The file.
         path: PathBuf,

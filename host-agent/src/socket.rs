@@ -90,7 +90,7 @@ pub fn lock(path: &Path) -> Result<Lock, SocketError> {
         OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW,
         Mode::RUSR | Mode::WUSR,
     )
-    .map_err(system(&lock, "open the lock file"))?;
+    .map_err(system(&lock, "open the lock file; its folder must exist (the systemd unit makes /run/hint-broker) and be writable"))?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(Lock {
             _file: File::from(file),

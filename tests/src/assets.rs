@@ -196,23 +196,15 @@ pub fn agent() -> Result<PathBuf, AssetError> {
 pub fn broker() -> Result<PathBuf, AssetError> {
     static BUILT: Mutex<Option<PathBuf>> = Mutex::new(None);
     once(&BUILT, || {
-        let (profile, folder) = if cfg!(debug_assertions) {
-            ("dev", "debug")
+        // The same choice of packages as in the Makefile: another one means other features, and a build of its own.
+        let (choice, folder): (&[&str], _) = if cfg!(debug_assertions) {
+            (&["--workspace", "--all-targets"], "debug")
         } else {
-            ("release", "release")
+            (&["--workspace", "--release"], "release")
         };
         let target_dir = target_dir();
         let mut cargo = cargo();
-        cargo
-            .args([
-                "-p",
-                "hint-broker",
-                "--bins",
-                "--profile",
-                profile,
-                "--target-dir",
-            ])
-            .arg(&target_dir);
+        cargo.args(choice).arg("--target-dir").arg(&target_dir);
         build(
             cargo,
             "hint-broker",

@@ -89,7 +89,7 @@ fn work_runs_in_its_group_and_follows_the_groups_cpus() {
     let pid = guest.work_pids(spinners).unwrap()[0];
     let pinned_pid = guest.work_pids(pinned).unwrap()[0];
     let group = guest.sh(&format!("cat /proc/{pid}/cgroup")).unwrap();
-    assert!(group.starts_with("0::/work/"), "{group}");
+    assert!(group.starts_with("0::/workload/"), "{group}");
     assert_eq!(guest.sh("cat /proc/self/cgroup").unwrap(), "0::/");
 
     // Work is normal, commands are real-time: field 41 of stat is the policy, 0 and 1.
@@ -109,7 +109,7 @@ fn work_runs_in_its_group_and_follows_the_groups_cpus() {
     assert_eq!(is_pinned, cpus("2"));
 
     guest
-        .sh("echo 0-1 >/sys/fs/cgroup/work/cpuset.cpus")
+        .sh("echo 0-1 >/sys/fs/cgroup/workload/cpuset.cpus")
         .unwrap();
     assert_eq!(guest.work_cpus().unwrap(), cpus("0-1"));
     assert_eq!(allowed(&guest, pid), "0-1");
@@ -118,7 +118,7 @@ fn work_runs_in_its_group_and_follows_the_groups_cpus() {
 
     // An empty list would be refused (ENOSPC) while the group has tasks.
     guest
-        .sh("echo 0-3 >/sys/fs/cgroup/work/cpuset.cpus")
+        .sh("echo 0-3 >/sys/fs/cgroup/workload/cpuset.cpus")
         .unwrap();
     assert_eq!(guest.work_cpus().unwrap(), cpus("0-3"));
     assert_eq!(allowed(&guest, pid), "0-3");

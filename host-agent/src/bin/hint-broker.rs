@@ -2,6 +2,7 @@
 
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
@@ -37,7 +38,18 @@ enum Command {
     },
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> ExitCode {
+    // Not anyhow's own report: with RUST_BACKTRACE set, a typo in the configuration would bring a backtrace.
+    match start() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("hint-broker: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn start() -> anyhow::Result<()> {
     match Arguments::parse().command {
         Command::Run { config, root } => run(Config::load(config.as_deref())?, Root::new(root)),
         Command::CheckConfig { config } => {

@@ -38,7 +38,7 @@ pub(super) fn explain(
         Reason::ShareCovers => format!("contended ({figures}), and its {share} covers all its {vcpus} vCPUs"),
         Reason::WarmUp => format!("contended ({figures}), and not watched for a second yet; then {share} counts"),
         Reason::NoGain => format!("contended ({figures}), and folding {vcpus} vCPUs at a {share} gains nothing"),
-        Reason::Sleeper => format!("contended ({figures}); it ran less than its {share} without waiting for it, so folding could starve it"),
+        Reason::Sleeper => format!("contended ({figures}); it fills only a part of its vCPUs and ran less than its {share}, so it can't be told whether it would still run that much when folded"),
         Reason::Starved => format!("contended ({figures}); folded, it got much less than its {share}: its peers took what it gave up; give each VM a cgroup of its own"),
         Reason::Damped => format!("a change is due ({figures}, {share}) and waits: at most one fold a second and four a minute, and a raise that nothing shows to be needed waits for a second"),
         Reason::Policy => format!("contended ({figures}, {share}); min_usable keeps it at {usable}"),

@@ -78,6 +78,10 @@ fn main() -> anyhow::Result<()> {
     println!(
         "Both are up and their agents connected. hackbench runs in both at once, {ROUNDS} rounds each way, in turn.\n"
     );
+    println!(
+        "RUN, DELAY (waiting for a pCPU) and TARGET (the guest's share) are in CPUs. USABLE is what the broker wants, APPLIED what\n\
+         the guest really uses; in rounds without hints it is not told.\n"
+    );
     let mut rounds: Vec<(Arm, Round)> = Vec::new();
     for number in 1..=ROUNDS {
         // The order changes, so that neither arm gains by a machine that grows slower or faster.

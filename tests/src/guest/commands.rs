@@ -93,7 +93,7 @@ impl Guest {
     /// # Errors
     /// As [`Guest::sh`].
     pub fn work_cpus(&self) -> Result<CpuSet, GuestError> {
-        self.cpu_list("/sys/fs/cgroup/work/cpuset.cpus.effective")
+        self.cpu_list("/sys/fs/cgroup/workload/cpuset.cpus.effective")
     }
 
     /// The CPUs that a task of the guest may use now.

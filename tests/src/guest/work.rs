@@ -73,7 +73,7 @@ fn parse_report(line: &str) -> Option<(u32, u8)> {
 }
 
 impl Guest {
-    /// Starts shell text in the background, in a group of its own below `/sys/fs/cgroup/work` and at normal priority. When this
+    /// Starts shell text in the background, in a group of its own below `/sys/fs/cgroup/workload` and at normal priority. When this
     /// returns, the work is in its group.
     ///
     /// # Errors
@@ -97,7 +97,7 @@ impl Guest {
                 id,
                 deadline,
             })?;
-        let dir = format!("/run/lab/work/{}", id.0);
+        let dir = format!("/run/lab/jobs/{}", id.0);
         let printed = self.run(&format!("cat {dir}/stdout; cat {dir}/stderr >&2"))?;
         Ok(Output { status, ..printed })
     }
@@ -107,7 +107,10 @@ impl Guest {
     /// # Errors
     /// As [`Guest::sh`].
     pub fn kill_work(&self, id: WorkId) -> Result<(), GuestError> {
-        self.sh(&format!("echo 1 >/sys/fs/cgroup/work/{}/cgroup.kill", id.0))?;
+        self.sh(&format!(
+            "echo 1 >/sys/fs/cgroup/workload/{}/cgroup.kill",
+            id.0
+        ))?;
         self.wait_work(id, Duration::from_secs(60)).map(drop)
     }
 
@@ -116,7 +119,10 @@ impl Guest {
     /// # Errors
     /// As [`Guest::sh`].
     pub fn work_pids(&self, id: WorkId) -> Result<Vec<u32>, GuestError> {
-        let text = self.sh(&format!("cat /sys/fs/cgroup/work/{}/cgroup.procs", id.0))?;
+        let text = self.sh(&format!(
+            "cat /sys/fs/cgroup/workload/{}/cgroup.procs",
+            id.0
+        ))?;
         let mut pids = text
             .lines()
             .map(str::parse)
