@@ -38,7 +38,7 @@ check: ## formatting, lints, unit tests and doc tests: no root, no guests
 test: setup build ## set up, build, run every test, list what was skipped
 	@mkdir -p '$(TARGET_DIR)/lab'; rm -f '$(SKIPPED)'
 	@failed=0; \
-	$(CARGO) test --workspace --no-fail-fast -- --test-threads=1 2>&1 | tee '$(TEST_LOG)' || failed=1; \
+	$(CARGO) test --workspace --no-fail-fast -- --test-threads=1 $(TEST_ARGS) 2>&1 | tee '$(TEST_LOG)' || failed=1; \
 	skipped=0; \
 	if [ -s '$(SKIPPED)' ]; then \
 		echo 'Skipped for want of a capability:'; cat '$(SKIPPED)'; skipped=$$(wc -l <'$(SKIPPED)'); \
@@ -48,7 +48,7 @@ test: setup build ## set up, build, run every test, list what was skipped
 		END { printf "%d passed, %d failed, %d skipped\n", passed - skipped, failed, skipped }' '$(TEST_LOG)'; \
 	exit $$failed
 
-test-full: export HINT_LAB_FULL := 1
+test-full: TEST_ARGS := --include-ignored
 test-full: test ## every test, the slow ones too
 
 demo: setup ## show on real guests what folding is worth

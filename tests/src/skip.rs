@@ -18,8 +18,6 @@ pub enum Need {
     Kvm,
     /// A kernel with debugfs; it need not be mounted.
     Debugfs,
-    /// Minutes of time: `HINT_LAB_FULL` is set, as `make test-full` does.
-    Time,
 }
 
 impl Need {
@@ -38,9 +36,6 @@ impl Need {
                 .open("/dev/kvm")
                 .err()
                 .map(|error| format!("/dev/kvm ({error})")),
-            Self::Time => std::env::var_os("HINT_LAB_FULL")
-                .is_none()
-                .then(|| "time; run by `make test-full`".to_owned()),
             Self::Debugfs => {
                 let kinds = fs::read_to_string("/proc/filesystems").unwrap_or_default();
                 let there = kinds

@@ -122,9 +122,10 @@ fn both(list: &Value, wanted: impl Fn(&Value) -> bool) -> bool {
 }
 
 #[test]
+#[ignore = "takes 2 to 25 minutes, since QEMU's emulation of AMD-V gets lost at times; `make test-full` runs it"]
 fn a_kvm_host_folds_its_guests_over_the_kernels_vsock() {
     const TEST: &str = "a_kvm_host_folds_its_guests_over_the_kernels_vsock";
-    if !skip::can_run(TEST, &[Need::Time, Need::Guests]) {
+    if !skip::can_run(TEST, &[Need::Guests]) {
         return;
     }
     if let Some(missing) = VirtualHost::missing() {
