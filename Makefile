@@ -35,7 +35,7 @@ check: ## formatting, lints, unit tests and doc tests: no root, no guests
 
 # Tests with guests need both cores, so all run one after the other; one command for the whole workspace, since another choice of
 # packages means other features and a second build. The last line sums up what the test programs reported.
-test: setup build ## set up, build, run every test, list what was skipped
+test: setup build ## set up, build, run the tests, list what was skipped
 	@mkdir -p '$(TARGET_DIR)/lab'; rm -f '$(SKIPPED)'
 	@failed=0; \
 	$(CARGO) test --workspace --no-fail-fast -- --test-threads=1 $(TEST_ARGS) 2>&1 | tee '$(TEST_LOG)' || failed=1; \
