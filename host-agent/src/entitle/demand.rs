@@ -120,10 +120,12 @@ impl Demand {
         self.mean(WINDOW, |figure| figure.run_delay)
     }
 
-    /// Mean of what ran over the last second.
+    /// Mean of what ran over the last second, and not before `since`.
     #[must_use]
-    pub fn long_run(&self) -> Cpus {
-        self.mean(LONG_WINDOW, |figure| figure.run)
+    pub fn long_run(&self, since: Duration) -> Cpus {
+        let last = self.figures.back().map_or(since, |figure| figure.at);
+        let window = LONG_WINDOW.min(last.saturating_sub(since));
+        self.mean(window, |figure| figure.run)
     }
 
     fn mean(&self, window: Duration, value: impl Fn(&Figure) -> Cpus) -> Cpus {

@@ -98,6 +98,11 @@ impl PoolState {
         self.idle_counts_from = now;
     }
 
+    /// Since when the pCPUs have been full, as far as the present contention knows.
+    pub(super) fn full_since(&self) -> Duration {
+        self.entered_at.saturating_sub(FULL_WINDOW)
+    }
+
     /// What the pool can give.
     pub(super) fn supply(&self) -> Option<Cpus> {
         self.supply

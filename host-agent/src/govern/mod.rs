@@ -220,7 +220,19 @@ impl Governor {
                     reason: Reason::NoAgent,
                 },
                 (Contention::Contended, Some(division), Some(target)) if fresh => {
-                    wanted(state, now, vm, vcpus, target, division.rounding, young)
+                    let full_since = self.pool.full_since();
+                    wanted(
+                        state,
+                        vm,
+                        vcpus,
+                        target,
+                        division.rounding,
+                        Moment {
+                            now,
+                            full_since,
+                            young,
+                        },
+                    )
                 }
                 (Contention::None, Some(_), Some(_)) if fresh => Wanted {
                     usable: vcpus,
@@ -264,16 +276,29 @@ impl Governor {
     }
 }
 
+/// When a VM is judged.
+struct Moment {
+    now: Duration,
+    /// Its pool has been full since then.
+    full_since: Duration,
+    /// It or the broker has been watched for too short a time.
+    young: bool,
+}
+
 /// What a governable VM should use in a contended pool.
 fn wanted(
     state: &mut VmState,
-    now: Duration,
     vm: &VmInput,
     vcpus: u32,
     target: Cpus,
     rounding: f64,
-    young: bool,
+    moment: Moment,
 ) -> Wanted {
+    let Moment {
+        now,
+        full_since,
+        young,
+    } = moment;
     let in_use = state.in_use(vm, vcpus);
     let all = |reason| Wanted {
         usable: vcpus,
@@ -286,7 +311,8 @@ fn wanted(
     if state.starves(now, in_use, vcpus, target) {
         state.starved.begin(now);
     }
-    let ran = state.demand.long_run().0 / target.0.min(f64::from(vcpus)).max(0.01);
+    // What it ran before the pool was full tells of the time before its load began.
+    let ran = state.demand.long_run(full_since).0 / target.0.min(f64::from(vcpus)).max(0.01);
     // A VM that wants nearly all its vCPUs shows its demand, whatever the host lets it run.
     let sleeps =
         in_use == vcpus && !state.demand.is_saturated() && ran > SLEEPER.0 && ran < SLEEPER.1;

@@ -391,6 +391,17 @@ fn a_sleeper_is_not_folded() {
 }
 
 #[test]
+fn a_load_that_just_began_is_no_sleeper() {
+    let mut guest = busy(4);
+    guest.threads = 0.0;
+    let mut rig = Rig::new(2, &[guest, guest]);
+    rig.run(5.0);
+    // Never at nine tenths of its vCPUs, so only what it ran tells it from a sleeper.
+    rig.guests.iter_mut().for_each(|guest| guest.threads = 3.4);
+    assert!(rig.until(&[1, 1]) <= 0.7);
+}
+
+#[test]
 fn an_idle_guest_gets_its_share_when_it_wakes() {
     let mut idle = busy(8);
     idle.threads = 0.02;
