@@ -68,9 +68,9 @@ static inline void avoid_fit_group(struct sched_group *group, int cpu,
 		return;
 	kind = cpu_is_avoided(cpu) ? &avoided_cpus : &preferred_cpus;
 	usable = cpumask_weight_and(sched_group_span(group), kind);
-	usable = clamp(usable, 1U, *weight);
+	/* Neither may be 0, also where no CPU is of that kind: the fair class divides by them. */
 	*capacity = max(*capacity * usable / *weight, 1UL);
-	*weight = usable;
+	*weight = max(usable, 1U);
 }
 
 #else /* !CONFIG_SMP */
