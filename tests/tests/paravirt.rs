@@ -70,16 +70,26 @@ fn spinners(guest: &Guest, number: usize, before: &str) -> (WorkId, Vec<u32>) {
     (work, pids[1..].to_vec())
 }
 
-/// The CPU that a task ran on last.
-fn cpu_of(guest: &Guest, pid: u32) -> u32 {
-    stat_field(guest, pid, 39)
+/// The CPU that each task ran on last, all at one time.
+fn cpus_of(guest: &Guest, pids: &[u32]) -> Vec<u32> {
+    stat_fields(guest, pids, 39)
 }
 
-/// A field of `/proc/<pid>/stat`, counted from 1 as in proc(5).
-fn stat_field(guest: &Guest, pid: u32, field: usize) -> u32 {
-    let stat = guest.sh(&format!("cat /proc/{pid}/stat")).unwrap();
-    let (_, fields) = stat.rsplit_once(") ").unwrap();
-    fields.split(' ').nth(field - 3).unwrap().parse().unwrap()
+/// Hundredths of a second that a task has run outside the kernel.
+fn user_ticks(guest: &Guest, pid: u32) -> u32 {
+    stat_fields(guest, &[pid], 14)[0]
+}
+
+/// A field of each `/proc/<pid>/stat`, counted from 1 as in proc(5).
+fn stat_fields(guest: &Guest, pids: &[u32], field: usize) -> Vec<u32> {
+    let files: Vec<String> = pids.iter().map(|pid| format!("/proc/{pid}/stat")).collect();
+    let text = guest.sh(&format!("cat {}", files.join(" "))).unwrap();
+    text.lines()
+        .map(|stat| {
+            let (_, fields) = stat.rsplit_once(") ").unwrap();
+            fields.split(' ').nth(field - 3).unwrap().parse().unwrap()
+        })
+        .collect()
 }
 
 /// Where the tasks run, once that is as wanted or has not come to be so for a long time.
@@ -87,7 +97,7 @@ fn settled(guest: &Guest, pids: &[u32], wanted: impl Fn(&[u32]) -> bool) -> Vec<
     guest
         .wait_for(
             SOON,
-            |guest| Ok(pids.iter().map(|pid| cpu_of(guest, *pid)).collect()),
+            |guest| Ok(cpus_of(guest, pids)),
             |cpus: &Vec<u32>| wanted(cpus),
         )
         .unwrap()
@@ -156,7 +166,7 @@ fn tasks_leave_and_pinned_ones_stay(guest: &Guest) {
     let on = settled(guest, &free_pids, |on| on.iter().all(|cpu| *cpu == 0));
     assert_eq!(on, [0; 8]);
     // Who may only be on avoided CPUs goes on there, and on all of them.
-    let before = stat_field(guest, one_pid, 14);
+    let before = user_ticks(guest, one_pid);
     let on = settled(guest, &bound_pids, |on| {
         count(on, 2) == 2 && count(on, 3) == 2
     });
@@ -164,12 +174,12 @@ fn tasks_leave_and_pinned_ones_stay(guest: &Guest) {
     guest
         .wait_for(
             SOON,
-            |guest| Ok(stat_field(guest, one_pid, 14)),
+            |guest| Ok(user_ticks(guest, one_pid)),
             |ticks| *ticks > before + 50,
         )
         .unwrap();
-    assert!(stat_field(guest, one_pid, 14) > before + 50, "it goes on");
-    assert_eq!(cpu_of(guest, one_pid), 1);
+    assert!(user_ticks(guest, one_pid) > before + 50, "it goes on");
+    assert_eq!(cpus_of(guest, &one_pids), [1]);
     assert_eq!(guest.cpus_allowed(one_pid).unwrap(), cpus("1"));
     assert_eq!(guest.cpus_allowed(bound_pids[0]).unwrap(), cpus("2-3"));
     assert_eq!(guest.cpus_allowed(free_pids[0]).unwrap(), cpus("0-3"));
@@ -454,16 +464,16 @@ fn the_agent_picks_the_mask_and_leaves_none_behind() {
             .is_some_and(|agent| agent.applied == Some(1))
     });
     assert_eq!((vm.usable, vm.reason()), (Some(1), v1::Reason::Contention));
-    let before = stat_field(left, pinned, 14);
+    let before = user_ticks(left, pinned);
     let ticks = left
         .wait_for(
             SOON,
-            |guest| Ok(stat_field(guest, pinned, 14)),
+            |guest| Ok(user_ticks(guest, pinned)),
             |ticks| *ticks > before + 50,
         )
         .unwrap();
     assert!(ticks > before + 50, "a pinned task goes on while folded");
-    assert_eq!(cpu_of(left, pinned), 3);
+    assert_eq!(cpus_of(left, &[pinned]), [3]);
     assert_eq!(left.cpus_allowed(pinned).unwrap(), cpus("3"));
     assert_eq!(
         left.work_cpus().unwrap(),
