@@ -22,6 +22,7 @@ pub mod process;
 pub mod skip;
 pub mod vsock;
 
+pub use assets::Kernel;
 pub use broker::{Broker, BrokerError, BrokerSpec};
 pub use guest::{Guest, GuestError, GuestSpec, Output, Topology, WorkId};
 pub use host::{InnerGuest, VirtualHost};

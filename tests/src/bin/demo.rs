@@ -13,8 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use hint_broker::ctl::{HostState, render_table};
 use hint_proto::v1;
-use lab::{Broker, BrokerSpec, Guest, GuestSpec, lock};
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use lab::{Broker, BrokerSpec, Guest, GuestSpec, lock, process};
 
 const PCPUS: usize = 2;
 const ROUNDS: usize = 5;
@@ -67,7 +66,7 @@ impl Run {
 }
 
 fn main() -> anyhow::Result<()> {
-    confine().context("can't confine the demonstration to two pCPUs")?;
+    process::confine(PCPUS).context("can't confine the demonstration to two pCPUs")?;
     let _cores = lock::cores()?;
     println!(
         "Two guests with 4 vCPUs each on {PCPUS} pCPUs, hackbench in both at once: {ROUNDS} rounds, each without and with hints.\n\
@@ -110,17 +109,6 @@ fn round(number: usize) -> anyhow::Result<[(Arm, Run); 2]> {
         [Arm::With, Arm::Without]
     };
     Ok([one(first)?, one(second)?])
-}
-
-/// Lets this process and all that it starts use two pCPUs only, also on a larger machine.
-fn confine() -> rustix::io::Result<()> {
-    let allowed = sched_getaffinity(None)?;
-    let mut two = CpuSet::new();
-    (0..CpuSet::MAX_CPU)
-        .filter(|cpu| allowed.is_set(*cpu))
-        .take(PCPUS)
-        .for_each(|cpu| two.set(cpu));
-    sched_setaffinity(None, &two)
 }
 
 fn wait_for_agents(broker: &Broker) -> anyhow::Result<()> {

@@ -1,0 +1,178 @@
+//! What folding by the kernel's mask is worth beside folding by cpusets: the same guests, the same load, in one run.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "clippy exempts test functions but not the helpers of a test file"
+)]
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use hint_proto::v1;
+use lab::skip::{self, Need};
+use lab::{Broker, BrokerSpec, Guest, GuestSpec, Kernel, lock, process};
+
+const SOON: Duration = Duration::from_secs(60);
+const PCPUS: usize = 2;
+const ROUNDS: usize = 5;
+/// Messages that each of hackbench's senders passes: long enough that the second before a fold counts for little.
+const LOOPS: u32 = 1000;
+/// A guest that runs less than this has nothing left of the last round to do.
+const QUIET_MILLI_CPUS: u64 = 300;
+/// Medians of so few rounds on a machine with other work differ by so much for no reason.
+const NOISE: f64 = 0.1;
+
+/// One way to run hackbench in both guests at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Arm {
+    WithoutHints,
+    Cpuset,
+    Mask,
+}
+
+const ARMS: [Arm; 3] = [Arm::WithoutHints, Arm::Cpuset, Arm::Mask];
+
+impl Arm {
+    fn actuator(self) -> &'static str {
+        match self {
+            Self::Cpuset => "cpuset",
+            Self::WithoutHints | Self::Mask => "paravirt",
+        }
+    }
+
+    fn mode(self) -> v1::Mode {
+        match self {
+            Self::WithoutHints => v1::Mode::Observe,
+            Self::Cpuset | Self::Mask => v1::Mode::Enforce,
+        }
+    }
+}
+
+fn agents(broker: &Broker) -> Vec<v1::Agent> {
+    let vms = broker.list().unwrap().vms;
+    vms.into_iter().filter_map(|vm| vm.agent).collect()
+}
+
+#[track_caller]
+fn wait_until(broker: &Broker, what: &str, mut done: impl FnMut(&Broker) -> bool) {
+    let end = Instant::now() + SOON;
+    while !done(broker) {
+        assert!(Instant::now() < end, "{what}: {}", broker.log());
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// Both agents run with the arm's actuator, both guests have all their vCPUs and are quiet.
+fn settle(broker: &Broker, guests: &[Guest], arm: Arm) {
+    broker.set_mode(v1::Mode::Observe).unwrap();
+    for guest in guests {
+        if guest.agent_status().unwrap().is_none() {
+            guest.signal_agent("TERM").unwrap();
+            guest
+                .wait_for(SOON, Guest::agent_status, Option::is_some)
+                .unwrap();
+        }
+        guest
+            .start_agent(&["run", "--actuator", arm.actuator()])
+            .unwrap();
+    }
+    wait_until(broker, "both agents connect", |broker| {
+        let agents = agents(broker);
+        let ready = |agent: &&v1::Agent| {
+            agent.actuator == arm.actuator()
+                && agent.state() != v1::AgentState::Absent
+                && agent.applied == Some(4)
+        };
+        agents.iter().filter(ready).count() == guests.len()
+    });
+    for guest in guests {
+        assert_eq!(guest.work_cpus().unwrap().len(), 4);
+        assert!(guest.avoided_cpus().unwrap().is_empty());
+    }
+    wait_until(broker, "the guests become quiet", |broker| {
+        let idle = |vm: &v1::Vm| vm.run_milli_cpus.is_some_and(|run| run < QUIET_MILLI_CPUS);
+        broker.list().unwrap().vms.iter().all(idle)
+    });
+}
+
+/// The mean of both guests' hackbench, in seconds.
+fn round(broker: &Broker, guests: &[Guest], arm: Arm) -> f64 {
+    settle(broker, guests, arm);
+    broker.set_mode(arm.mode()).unwrap();
+    let seconds: Vec<f64> = thread::scope(|scope| {
+        let loads: Vec<_> = guests
+            .iter()
+            .map(|guest| scope.spawn(|| guest.hackbench(LOOPS).unwrap()))
+            .collect();
+        let watched = scope.spawn(|| both_fold(broker, guests, arm));
+        let seconds = loads.into_iter().map(|load| load.join().unwrap()).collect();
+        assert!(watched.join().unwrap(), "{arm:?}: {}", broker.log());
+        seconds
+    });
+    seconds.iter().sum::<f64>() / 2.0
+}
+
+/// Waits for both guests to be folded to one vCPU where the arm folds; the guests are asked once, so that the load is not disturbed.
+fn both_fold(broker: &Broker, guests: &[Guest], arm: Arm) -> bool {
+    if arm == Arm::WithoutHints {
+        return true;
+    }
+    let folded = |agent: &v1::Agent| agent.applied == Some(1);
+    let end = Instant::now() + Duration::from_secs(10);
+    while !agents(broker).iter().all(folded) {
+        if Instant::now() > end {
+            return false;
+        }
+        thread::sleep(Duration::from_millis(200));
+    }
+    guests.iter().all(|guest| match arm {
+        Arm::Cpuset => guest.work_cpus().unwrap().len() == 1,
+        _ => guest.avoided_cpus().unwrap().len() == 3 && guest.work_cpus().unwrap().len() == 4,
+    })
+}
+
+fn median(times: &[f64]) -> f64 {
+    let mut times = times.to_vec();
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+#[test]
+#[ignore = "takes 5 minutes and a machine with nothing else to do"]
+fn the_mask_is_worth_as_much_as_a_cpuset() {
+    const NAME: &str = "the_mask_is_worth_as_much_as_a_cpuset";
+    if !skip::can_run(NAME, &[Need::ParavirtGuests]) {
+        return;
+    }
+    process::confine(PCPUS).unwrap();
+    let _cores = lock::cores().unwrap();
+    let specs = ["vm1", "vm2"].map(|name| {
+        GuestSpec::named(name)
+            .with_kernel(Kernel::Paravirt)
+            .with_agent(&["run"])
+    });
+    let guests = Guest::boot_all(&specs).unwrap();
+    let broker = Broker::start(&BrokerSpec {
+        mode: "observe",
+        ..BrokerSpec::default()
+    })
+    .unwrap();
+    let mut times: [Vec<f64>; ARMS.len()] = Default::default();
+    for number in 0..ROUNDS {
+        // Another arm is the first in each round, so that none gains by a machine that grows slower or faster.
+        for offset in 0..ARMS.len() {
+            let arm = (number + offset) % ARMS.len();
+            let seconds = round(&broker, &guests, ARMS[arm]);
+            println!("round {} {:?}: {seconds:.2} s", number + 1, ARMS[arm]);
+            times[arm].push(seconds);
+        }
+    }
+    let [without, cpuset, mask] = times.each_ref().map(|times| median(times));
+    println!(
+        "medians of {ROUNDS}: without hints {without:.2} s, cpuset {cpuset:.2} s ({:.2}x), mask {mask:.2} s ({:.2}x)",
+        without / cpuset,
+        without / mask
+    );
+    assert!(mask <= cpuset * (1.0 + NOISE), "{times:?}");
+    assert!(mask < without, "{times:?}");
+}
