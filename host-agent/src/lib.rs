@@ -9,6 +9,8 @@ pub mod ctl;
 pub mod daemon;
 pub mod discover;
 pub mod entitle;
+#[cfg(test)]
+mod fixture;
 pub mod govern;
 pub mod metrics;
 pub mod model;

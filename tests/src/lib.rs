@@ -20,6 +20,7 @@ pub mod lock;
 pub mod mounts;
 pub mod process;
 pub mod skip;
+pub mod vm_process;
 pub mod vsock;
 
 pub use broker::{Broker, BrokerError, BrokerSpec};

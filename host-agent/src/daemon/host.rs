@@ -11,10 +11,14 @@ use crate::discover::{Discovery, Found, Scan};
 use crate::entitle::pool::{self, Affinity};
 use crate::govern::{AgentState, Decision, Governor, Step, VmInput};
 use crate::model::{Agent, Hint, HostView, Mode, Placement, Tick, Vcpus, Vm, VmId};
+use crate::observe::cgroups::{Cgroups, GroupScan};
 use crate::observe::rates::Rates;
 use crate::observe::{Observer, Sample};
 use crate::publish::Publisher;
 use crate::root::Root;
+
+/// How often CPU groups are read: `virsh` and systemd change them, and nobody does so often.
+const GROUPS_EVERY: Duration = Duration::from_secs(1);
 
 /// A VM's counters since the broker saw it first.
 #[derive(Debug, Clone, Copy, Default)]
@@ -31,6 +35,9 @@ pub(super) struct Host {
     started: Instant,
     discovery: Discovery,
     observer: Observer,
+    cgroups: Cgroups,
+    groups: GroupScan,
+    next_groups: Duration,
     rates: Rates,
     governor: Governor,
     scan: Scan,
@@ -51,7 +58,10 @@ impl Host {
             epoch,
             started: Instant::now(),
             discovery: Discovery::new(root.clone(), config.discover.tcg),
-            observer: Observer::new(root),
+            observer: Observer::new(root.clone()),
+            cgroups: Cgroups::new(root),
+            groups: GroupScan::default(),
+            next_groups: Duration::ZERO,
             rates: Rates::default(),
             governor: Governor::default(),
             scan: Scan::default(),
@@ -79,6 +89,10 @@ impl Host {
         }
         let started = self.started;
         let vms: Vec<Vm> = self.scan.vms.iter().map(|found| found.vm.clone()).collect();
+        if started.elapsed() >= self.next_groups {
+            self.groups = self.cgroups.scan(&vms);
+            self.next_groups = started.elapsed() + GROUPS_EVERY;
+        }
         let sample = self
             .observer
             .sample(&vms, || started.elapsed(), self.governor.may_queue());
@@ -219,8 +233,14 @@ impl Host {
                 "{}", decision.explanation
             );
         }
-        let mut degraded: BTreeSet<String> =
-            self.scan.degraded.iter().chain(sampled).cloned().collect();
+        let mut degraded: BTreeSet<String> = self
+            .scan
+            .degraded
+            .iter()
+            .chain(&self.groups.degraded)
+            .chain(sampled)
+            .cloned()
+            .collect();
         degraded.extend(publisher.degraded());
         if self.common.is_none() {
             degraded.insert(

@@ -2,6 +2,7 @@
 //!
 //! `None` always means "not known"; it never stands for zero.
 
+mod cgroups;
 mod figures;
 
 use std::collections::BTreeMap;
@@ -13,6 +14,7 @@ use std::time::Duration;
 
 use hint_proto::CpuSet;
 
+pub use self::cgroups::{CpuGroup, GroupTree, Limit, VmGroup};
 pub use self::figures::{Placement, PoolRates, Tick, VmRates};
 
 /// CPUs' worth of time: 1.0 is one pCPU for all of the time.

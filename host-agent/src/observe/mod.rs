@@ -1,6 +1,7 @@
 //! Observe: counters of the host as they stand, read from `/proc` and `/sys`. No rates here: those are made from two samples
 //! in [`rates`], which is pure.
 
+pub mod cgroups;
 mod pcpus;
 pub mod rates;
 mod schedstat;
