@@ -10,10 +10,10 @@ use crate::config::Config;
 use crate::discover::{Discovery, Found, Scan};
 use crate::entitle::pool::{self, Affinity};
 use crate::govern::{AgentState, Decision, Governor, Step, VmInput};
-use crate::model::{Agent, Hint, HostView, Mode, Placement, Tick, Vcpus, Vm, VmId};
+use crate::model::{Agent, Hint, HostView, Mode, Placement, Tick, Topology, Vcpus, Vm, VmId};
 use crate::observe::cgroups::{Cgroups, GroupScan};
 use crate::observe::rates::Rates;
-use crate::observe::{Observer, Sample};
+use crate::observe::{Observer, Sample, TopologyScan};
 use crate::publish::Publisher;
 use crate::root::Root;
 
@@ -42,7 +42,7 @@ pub(super) struct Host {
     governor: Governor,
     scan: Scan,
     next_scan: Duration,
-    common: Option<CpuSet>,
+    topology: TopologyScan,
     pool: CpuSet,
     placements: BTreeMap<VmId, Placement>,
     last_step: Step,
@@ -66,7 +66,7 @@ impl Host {
             governor: Governor::default(),
             scan: Scan::default(),
             next_scan: Duration::ZERO,
-            common: None,
+            topology: TopologyScan::default(),
             pool: CpuSet::new(),
             placements: BTreeMap::new(),
             last_step: Step::default(),
@@ -131,7 +131,7 @@ impl Host {
         log_arrivals(&self.scan.vms, &scan.vms);
         let vms: Vec<Vm> = scan.vms.iter().map(|found| found.vm.clone()).collect();
         publisher.set_vms(&vms);
-        self.common = self.observer.common_cpus();
+        self.topology = self.observer.topology().clone();
         self.scan = scan;
         self.next_scan = self.started.elapsed() + self.config.discover.rescan;
     }
@@ -143,7 +143,11 @@ impl Host {
             .iter()
             .flat_map(|times| times.keys().copied())
             .collect();
-        let common = self.common.clone().unwrap_or_else(|| online.clone());
+        let common = self
+            .topology
+            .topology
+            .as_ref()
+            .map_or_else(|| online.clone(), Topology::common);
         let affinities: Vec<Affinity<'_>> = self
             .scan
             .vms
@@ -238,16 +242,11 @@ impl Host {
             .degraded
             .iter()
             .chain(&self.groups.degraded)
+            .chain(&self.topology.degraded)
             .chain(sampled)
             .cloned()
             .collect();
         degraded.extend(publisher.degraded());
-        if self.common.is_none() {
-            degraded.insert(
-                "/sys/devices/system/cpu/online can't be read: isolated CPUs count as common ones"
-                    .to_owned(),
-            );
-        }
         for message in degraded.difference(&self.degraded) {
             tracing::warn!("degraded: {message}");
         }
