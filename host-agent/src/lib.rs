@@ -12,6 +12,8 @@ pub mod entitle;
 #[cfg(test)]
 mod fixture;
 pub mod govern;
+#[cfg(test)]
+mod layouts;
 pub mod metrics;
 pub mod model;
 pub mod observe;
