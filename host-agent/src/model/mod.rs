@@ -4,6 +4,7 @@
 
 mod cgroups;
 mod figures;
+mod host;
 mod topology;
 
 use std::collections::BTreeMap;
@@ -17,6 +18,7 @@ use hint_proto::CpuSet;
 
 pub use self::cgroups::{CpuGroup, GroupTree, Limit, VmGroup};
 pub use self::figures::{Placement, PoolRates, Tick, VmRates};
+pub use self::host::{Claimant, Group, Host, Pcpu, Threads};
 pub use self::topology::Topology;
 
 /// CPUs' worth of time: 1.0 is one pCPU for all of the time.
