@@ -40,7 +40,7 @@ pub(super) struct GroupFiles {
     idle: KeptFile,
     quota: QuotaFiles,
     cpus: Vec<KeptFile>,
-    usage: Option<(Version, KeptFile)>,
+    usage: Vec<(Version, KeptFile)>,
 }
 
 impl GroupFiles {
@@ -57,7 +57,7 @@ impl GroupFiles {
                 .map(|name| KeptFile::new(file(cpuset, path, name)));
             files.collect()
         });
-        let usage = hierarchies.usage.as_ref().map(|usage| {
+        let usage = hierarchies.usage.iter().map(|usage| {
             let name = match usage.version {
                 Version::V1 => "cpuacct.usage",
                 Version::V2 => "cpu.stat",
@@ -74,7 +74,7 @@ impl GroupFiles {
             idle: own("cpu.idle"),
             quota: QuotaFiles::new(cpu, path),
             cpus,
-            usage,
+            usage: usage.collect(),
         }
     }
 
@@ -127,10 +127,10 @@ impl GroupFiles {
 
     /// A group of v1 always has a weight, one of v2 only where the controller is passed on; each has `cpu.stat`.
     fn without_weight(&mut self, root: &Root) -> Standing {
-        let is_there = match (self.version, &mut self.usage) {
-            (Version::V2, Some((Version::V2, file))) => !matches!(file.read_again(root), Ok(None)),
-            _ => false,
-        };
+        let is_there = self.usage.iter_mut().any(|(version, file)| {
+            let both = (self.version, *version) == (Version::V2, Version::V2);
+            both && !matches!(file.read_again(root), Ok(None))
+        });
         if is_there {
             Standing::Threads
         } else {
@@ -140,11 +140,16 @@ impl GroupFiles {
 
     /// The time that its threads have used since it was made; `None` when it is gone or the kernel doesn't tell.
     pub(super) fn usage(&mut self, root: &Root) -> Result<Option<Duration>, ReadError> {
-        match &mut self.usage {
-            Some((Version::V1, file)) => value(root, file, "nanoseconds", values::usage_v1),
-            Some((Version::V2, file)) => value(root, file, "a line usage_usec", values::usage_v2),
-            None => Ok(None),
+        for (version, file) in &mut self.usage {
+            let used = match version {
+                Version::V1 => value(root, file, "nanoseconds", values::usage_v1)?,
+                Version::V2 => value(root, file, "a line usage_usec", values::usage_v2)?,
+            };
+            if used.is_some() {
+                return Ok(used);
+            }
         }
+        Ok(None)
     }
 }
 

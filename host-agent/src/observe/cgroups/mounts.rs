@@ -33,8 +33,8 @@ pub(super) struct Hierarchies {
     pub(super) cpu: Option<Hierarchy>,
     /// CPU sets.
     pub(super) cpuset: Option<Hierarchy>,
-    /// Used time.
-    pub(super) usage: Option<Hierarchy>,
+    /// Used time: `cpuacct` of v1 first, then v2, which always counts it. A group need not be in both.
+    pub(super) usage: Vec<Hierarchy>,
 }
 
 impl Hierarchies {
@@ -52,27 +52,24 @@ impl Hierarchies {
             .iter()
             .filter(|mount| mount.kind.starts_with("cgroup") && !is_hidden(mount, &mounts))
             .collect();
-        let find = |controller: &str| {
-            let v1 = |mount: &&Mount| {
-                mount.kind == "cgroup"
-                    && mount.options.split(',').any(|option| option == controller)
-            };
-            // Of several mounts of one hierarchy, the one that shows all of it.
-            let whole_first = |mounts: Vec<&Mount>, version: Version| {
-                mounts
-                    .into_iter()
-                    .min_by_key(|mount| mount.top != "/")
-                    .map(|mount| mount.hierarchy(version))
-            };
-            let unified = |mount: &&Mount| mount.kind == "cgroup2";
-            whole_first(seen.iter().copied().filter(v1).collect(), Version::V1).or_else(|| {
-                whole_first(seen.iter().copied().filter(unified).collect(), Version::V2)
+        // Of several mounts of one hierarchy, the one that shows all of it.
+        let find = |version: Version, wanted: &dyn Fn(&Mount) -> bool| {
+            let mounts = seen.iter().filter(|mount| wanted(mount));
+            mounts
+                .min_by_key(|mount| mount.top != "/")
+                .map(|mount| mount.hierarchy(version))
+        };
+        let v1 = |controller: &str| {
+            find(Version::V1, &|mount| {
+                let mut options = mount.options.split(',');
+                mount.kind == "cgroup" && options.any(|option| option == controller)
             })
         };
+        let unified = || find(Version::V2, &|mount| mount.kind == "cgroup2");
         Self {
-            cpu: find("cpu"),
-            cpuset: find("cpuset"),
-            usage: find("cpuacct"),
+            cpu: v1("cpu").or_else(unified),
+            cpuset: v1("cpuset").or_else(unified),
+            usage: v1("cpuacct").into_iter().chain(unified()).collect(),
         }
     }
 }
@@ -168,7 +165,8 @@ mod tests {
 
     fn places(mountinfo: &str) -> [Option<(Version, String, String)>; 3] {
         let found = Hierarchies::parse(mountinfo);
-        [found.cpu, found.cpuset, found.usage].map(|hierarchy| {
+        let usage = found.usage.into_iter().next();
+        [found.cpu, found.cpuset, usage].map(|hierarchy| {
             hierarchy.map(|it| (it.version, it.point.display().to_string(), it.top))
         })
     }

@@ -219,6 +219,8 @@ fn v1_has_its_controllers_apart_or_together() {
             cpu.cfs_quota_us = -1
             [c/unified/{vm_path}]
             cpu.stat = usage_usec 1
+            [c/unified/machine.slice]
+            cpu.stat = usage_usec 3000000
             @thread 10 11 | CPU 0/KVM | 1 | 7:name=systemd:/x\n4:{cpu}:/{vm_path}/vcpu0\n0::/{vm_path}
             @thread 10 12 | CPU 1/KVM | 2 | 7:name=systemd:/x\n4:{cpu}:/{vm_path}/vcpu1\n0::/{vm_path}
             "
@@ -241,6 +243,7 @@ fn v1_has_its_controllers_apart_or_together() {
         assert_eq!(group.vcpu_quota, Some(Limit::At(Cpus(1.2))));
         let usage = cgroups.usage(&found);
         assert_eq!(usage[0], Some(Duration::from_secs(5)));
+        assert_eq!(usage[1], Some(Duration::from_secs(3)), "v2 counts it");
         assert_eq!(usage[2], Some(Duration::from_secs(2)));
         assert_eq!(usage[3], None, "no such group there: not known");
     }
