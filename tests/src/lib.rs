@@ -15,6 +15,7 @@ pub mod guest;
 pub mod host;
 pub mod initramfs;
 pub mod kvm;
+pub mod libvirt;
 pub mod load;
 pub mod lock;
 pub mod mounts;
