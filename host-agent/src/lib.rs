@@ -8,8 +8,13 @@ pub mod control;
 pub mod ctl;
 pub mod daemon;
 pub mod discover;
+pub mod doctor;
 pub mod entitle;
+#[cfg(test)]
+mod fixture;
 pub mod govern;
+#[cfg(test)]
+mod layouts;
 pub mod metrics;
 pub mod model;
 pub mod observe;

@@ -15,11 +15,13 @@ pub mod guest;
 pub mod host;
 pub mod initramfs;
 pub mod kvm;
+pub mod libvirt;
 pub mod load;
 pub mod lock;
 pub mod mounts;
 pub mod process;
 pub mod skip;
+pub mod vm_process;
 pub mod vsock;
 
 pub use assets::Kernel;

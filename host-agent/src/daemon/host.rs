@@ -10,11 +10,15 @@ use crate::config::Config;
 use crate::discover::{Discovery, Found, Scan};
 use crate::entitle::pool::{self, Affinity};
 use crate::govern::{AgentState, Decision, Governor, Step, VmInput};
-use crate::model::{Agent, Hint, HostView, Mode, Placement, Tick, Vcpus, Vm, VmId};
+use crate::model::{Agent, Hint, HostView, Mode, Placement, Tick, Topology, Vcpus, Vm, VmId};
+use crate::observe::cgroups::{Cgroups, GroupScan};
 use crate::observe::rates::Rates;
-use crate::observe::{Observer, Sample};
+use crate::observe::{Observer, Sample, TopologyScan};
 use crate::publish::Publisher;
 use crate::root::Root;
+
+/// How often CPU groups are read: `virsh` and systemd change them, and nobody does so often.
+const GROUPS_EVERY: Duration = Duration::from_secs(1);
 
 /// A VM's counters since the broker saw it first.
 #[derive(Debug, Clone, Copy, Default)]
@@ -31,11 +35,14 @@ pub(super) struct Host {
     started: Instant,
     discovery: Discovery,
     observer: Observer,
+    cgroups: Cgroups,
+    groups: GroupScan,
+    next_groups: Duration,
     rates: Rates,
     governor: Governor,
     scan: Scan,
     next_scan: Duration,
-    common: Option<CpuSet>,
+    topology: TopologyScan,
     pool: CpuSet,
     placements: BTreeMap<VmId, Placement>,
     last_step: Step,
@@ -51,12 +58,15 @@ impl Host {
             epoch,
             started: Instant::now(),
             discovery: Discovery::new(root.clone(), config.discover.tcg),
-            observer: Observer::new(root),
+            observer: Observer::new(root.clone()),
+            cgroups: Cgroups::new(root),
+            groups: GroupScan::default(),
+            next_groups: Duration::ZERO,
             rates: Rates::default(),
             governor: Governor::default(),
             scan: Scan::default(),
             next_scan: Duration::ZERO,
-            common: None,
+            topology: TopologyScan::default(),
             pool: CpuSet::new(),
             placements: BTreeMap::new(),
             last_step: Step::default(),
@@ -79,6 +89,10 @@ impl Host {
         }
         let started = self.started;
         let vms: Vec<Vm> = self.scan.vms.iter().map(|found| found.vm.clone()).collect();
+        if started.elapsed() >= self.next_groups {
+            self.groups = self.cgroups.scan(&vms);
+            self.next_groups = started.elapsed() + GROUPS_EVERY;
+        }
         let sample = self
             .observer
             .sample(&vms, || started.elapsed(), self.governor.may_queue());
@@ -117,7 +131,7 @@ impl Host {
         log_arrivals(&self.scan.vms, &scan.vms);
         let vms: Vec<Vm> = scan.vms.iter().map(|found| found.vm.clone()).collect();
         publisher.set_vms(&vms);
-        self.common = self.observer.common_cpus();
+        self.topology = self.observer.topology().clone();
         self.scan = scan;
         self.next_scan = self.started.elapsed() + self.config.discover.rescan;
     }
@@ -129,7 +143,11 @@ impl Host {
             .iter()
             .flat_map(|times| times.keys().copied())
             .collect();
-        let common = self.common.clone().unwrap_or_else(|| online.clone());
+        let common = self
+            .topology
+            .topology
+            .as_ref()
+            .map_or_else(|| online.clone(), Topology::common);
         let affinities: Vec<Affinity<'_>> = self
             .scan
             .vms
@@ -219,15 +237,16 @@ impl Host {
                 "{}", decision.explanation
             );
         }
-        let mut degraded: BTreeSet<String> =
-            self.scan.degraded.iter().chain(sampled).cloned().collect();
+        let mut degraded: BTreeSet<String> = self
+            .scan
+            .degraded
+            .iter()
+            .chain(&self.groups.degraded)
+            .chain(&self.topology.degraded)
+            .chain(sampled)
+            .cloned()
+            .collect();
         degraded.extend(publisher.degraded());
-        if self.common.is_none() {
-            degraded.insert(
-                "/sys/devices/system/cpu/online can't be read: isolated CPUs count as common ones"
-                    .to_owned(),
-            );
-        }
         for message in degraded.difference(&self.degraded) {
             tracing::warn!("degraded: {message}");
         }

@@ -3,8 +3,21 @@
 //! Weighted max-min fairness over one pool: everybody gets what they want up to a common level for each unit of weight, and
 //! the level is the highest that the supply bears (Bertsekas and Gallager, Data Networks, §6.5.2, "progressive filling").
 
+pub mod assemble;
+mod curves;
 pub mod demand;
+mod division;
+mod engine;
+mod flow;
 pub mod pool;
+mod report;
+mod solve;
+mod structure;
+
+pub use self::division::{
+    Bound, Class, ClassId, CompetingSet, Division, Entitlement, Fault, FaultKind, Place,
+};
+pub use self::engine::Engine;
 
 use crate::model::Cpus;
 

@@ -277,6 +277,7 @@ impl Governor {
 }
 
 /// When a VM is judged.
+#[derive(Clone, Copy)]
 struct Moment {
     now: Duration,
     /// Its pool has been full since then.

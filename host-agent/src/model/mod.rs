@@ -2,7 +2,10 @@
 //!
 //! `None` always means "not known"; it never stands for zero.
 
+mod cgroups;
 mod figures;
+mod host;
+mod topology;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,7 +16,10 @@ use std::time::Duration;
 
 use hint_proto::CpuSet;
 
+pub use self::cgroups::{CpuGroup, GroupTree, Limit, VmGroup};
 pub use self::figures::{Placement, PoolRates, Tick, VmRates};
+pub use self::host::{Claimant, Group, Host, Pcpu, Threads};
+pub use self::topology::Topology;
 
 /// CPUs' worth of time: 1.0 is one pCPU for all of the time.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Default)]
