@@ -1,7 +1,8 @@
 #!/bin/bash
 # Everything that the lab needs on Debian 12 (amd64): packages, the guests' kernels, the host side of their vsock.
 #
-# Called by `make setup`. It says what it installs before it does so, and does nothing when all is there. Only the packages
+# Called by `make setup`; with the argument `demo` it leaves out the kernel with a mask of CPUs to avoid, which only tests need and
+# which takes minutes to build. It says what it installs before it does so, and does nothing when all is there. Only the packages
 # go into the system; the kernels and the tools go into the cache:
 #   ${HINT_LAB_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/hint-broker}
 # It is safe to interrupt it and to start it twice: results appear under their final name only when they are whole, and a
@@ -142,7 +143,7 @@ build_vsock() {
     rm -rf "$cache/build"
 }
 
-mask_kernel_is_there() { "$build_kernel" --find >/dev/null 2>&1; }
+mask_kernel_is_there() { [ "$for_what" = demo ] || "$build_kernel" --find >/dev/null 2>&1; }
 
 # The kernel with a mask of CPUs to avoid, from Debian's source.
 build_mask_kernel() {
@@ -155,6 +156,11 @@ all_is_there() {
     [ -z "$(missing_packages)" ] && kernel_is_there && vsock_is_there && mask_kernel_is_there
 }
 
+for_what=${1:-all}
+case $for_what in
+all | demo) ;;
+*) fail "usage: setup.sh [demo]" ;;
+esac
 check_machine
 if ! all_is_there; then
     mkdir -p "$cache" || fail "cannot make the cache folder $cache: set HINT_LAB_CACHE to one that can be written."

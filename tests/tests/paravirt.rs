@@ -11,6 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use hint_proto::{CpuSet, v1};
+use lab::load::OtherWork;
 use lab::skip::{self, Need};
 use lab::{Broker, BrokerSpec, Guest, GuestSpec, Kernel, Topology, WorkId, lock};
 
@@ -19,6 +20,11 @@ const AGENT: &[&str] = &["run"];
 /// In which a task has left a CPU that is avoided from now on: the median of so many tries, so that a busy machine does no harm.
 const LEAVES_WITHIN_MS: u64 = 50;
 const TRIES: usize = 11;
+/// CPUs of other work on the host beside which these times still prove something; how many tries may be lost to more, and how
+/// long to wait for less after each.
+const QUIET: f64 = 0.4;
+const DISTURBED: u32 = 8;
+const QUIET_PATIENCE: Duration = Duration::from_secs(60);
 const MASK_CHANGES: usize = 1000;
 /// So many changes are one command of the guest.
 const BATCH: usize = 50;
@@ -228,16 +234,32 @@ fn leaving_times(guest: &Guest, pid: u32, prepare: &str, change: &str) -> Vec<u6
 fn tasks_leave_at_once(guest: &Guest) {
     let (work, pids) = spinners(guest, 1, "");
     let pid = pids[0];
-    let by_mask = leaving_times(guest, pid, "echo 0-1,3 >$mask", "echo 2 >$mask");
-    let by_affinity = leaving_times(
-        guest,
-        pid,
-        "echo 2 >$mask; taskset -p -c 2 $pid >/dev/null",
-        "taskset -p -c 1-2 $pid >/dev/null",
-    );
-    println!("ms to leave an avoided CPU: by the mask {by_mask:?}, by an affinity {by_affinity:?}");
-    for times in [by_mask, by_affinity] {
-        assert!(times[times.len() / 2] <= LEAVES_WITHIN_MS, "{times:?}");
+    let mut disturbed = 0;
+    loop {
+        let meter = OtherWork::start(std::slice::from_ref(guest));
+        let by_mask = leaving_times(guest, pid, "echo 0-1,3 >$mask", "echo 2 >$mask");
+        let by_affinity = leaving_times(
+            guest,
+            pid,
+            "echo 2 >$mask; taskset -p -c 2 $pid >/dev/null",
+            "taskset -p -c 1-2 $pid >/dev/null",
+        );
+        guest.sh(&format!("taskset -p -c 0-3 {pid}")).unwrap();
+        println!(
+            "ms to leave an avoided CPU: by the mask {by_mask:?}, by an affinity {by_affinity:?}"
+        );
+        let in_time = |times: &[u64]| times[times.len() / 2] <= LEAVES_WITHIN_MS;
+        if in_time(&by_mask) && in_time(&by_affinity) {
+            break;
+        }
+        // Where the host does not run the guest, the guest's time goes on: beside other work it proves nothing.
+        assert!(
+            meter.peak() > QUIET && disturbed < DISTURBED,
+            "{by_mask:?} {by_affinity:?} beside {:.2} CPUs of other work",
+            meter.peak()
+        );
+        disturbed += 1;
+        meter.wait_for_quiet(QUIET, QUIET_PATIENCE);
     }
     guest.avoid("").unwrap();
     guest.kill_work(work).unwrap();
