@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
@@ -9,7 +10,7 @@ use clap::{Parser, Subcommand};
 use lab::sim::batch::on_all_cores;
 use lab::sim::families::{Features, matrix, random};
 use lab::sim::measure::{Summary, geometric_mean, summary};
-use lab::sim::{Name, Outcome, Scenario, report, simulate};
+use lab::sim::{Name, Outcome, Scenario, plot, report, simulate};
 
 /// Simulates hosts and guests with and without hints.
 #[derive(Debug, Parser)]
@@ -22,9 +23,15 @@ struct Options {
     /// Write the results to this file as JSON.
     #[arg(long, global = true)]
     json: Option<PathBuf>,
+    /// Draw usable over time into this folder, an SVG for each scenario.
+    #[arg(long, global = true)]
+    plot: Option<PathBuf>,
     /// Print only the worst runs, so many of each arm.
     #[arg(long, global = true)]
     worst: Option<usize>,
+    /// Print each VM too.
+    #[arg(long, global = true)]
+    vms: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -67,8 +74,17 @@ enum Command {
     },
 }
 
-fn main() -> Result<()> {
-    let options = Options::parse();
+fn main() -> ExitCode {
+    match run(&Options::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("lab-sim: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(options: &Options) -> Result<()> {
     let scenarios = scenarios(&options.command)?;
     let mut arms = options.arms.clone();
     if arms.is_empty() {
@@ -89,14 +105,22 @@ fn main() -> Result<()> {
         .collect();
     match options.worst {
         Some(count) => print_worst(&summaries, &arms, count),
+        None if options.vms => print_vms(&scenarios, &summaries, arms.len()),
         None => print!("{}", report::table(&summaries)),
     }
     println!();
-    for arm in arms {
-        print_arm(&summaries, arm);
+    for arm in &arms {
+        print_arm(&summaries, *arm);
     }
-    if let Some(path) = options.json {
-        fs::write(&path, report::json(&summaries)?)
+    if let Some(folder) = &options.plot {
+        fs::create_dir_all(folder).with_context(|| format!("can't make {}", folder.display()))?;
+        for runs in outcomes.chunks(arms.len()) {
+            let file = format!("{}.svg", runs[0].scenario.replace(' ', "-"));
+            plot::usable_over_time(runs, &folder.join(file))?;
+        }
+    }
+    if let Some(path) = &options.json {
+        fs::write(path, report::json(&summaries)?)
             .with_context(|| format!("can't write {}", path.display()))?;
     }
     Ok(())
@@ -158,16 +182,32 @@ fn print_worst(summaries: &[Summary], arms: &[Name], count: usize) {
     }
 }
 
+fn print_vms(scenarios: &[Scenario], summaries: &[Summary], arms: usize) {
+    for (scenario, runs) in scenarios.iter().zip(summaries.chunks(arms)) {
+        println!("\n{} on {} pCPUs", scenario.name, scenario.pcpus);
+        for vm in &scenario.vms {
+            println!(
+                "  {} {}x{} weight {} group {:?} quota {:?} cpus {:?} {:?}",
+                vm.name, vm.count, vm.vcpus, vm.weight, vm.group, vm.quota, vm.cpus, vm.load
+            );
+        }
+        for run in runs {
+            print!("{}{}", report::table(std::slice::from_ref(run)), report::vms(run));
+        }
+    }
+}
+
 fn print_arm(summaries: &[Summary], arm: Name) {
     let least = |figure: fn(&Summary) -> f64| of(summaries, arm).map(figure).fold(f64::MAX, f64::min);
     let most = |figure: fn(&Summary) -> f64| of(summaries, arm).map(figure).fold(0.0, f64::max);
     println!(
-        "{:19} pool: geometric mean {:.3}, worst {:.3}, best {:.3}; worst VM {:.3}; least Jain {:.3}; most changes {:.1}",
+        "{:19} pool: geometric mean {:.3}, worst {:.3}, best {:.3}; worst VM {:.3}, of its due {:.3}; least Jain {:.3}; most changes {:.1}",
         arm.as_str(),
         geometric_mean(of(summaries, arm).map(|run| run.pool)),
         least(|run| run.pool),
         most(|run| run.pool),
         least(|run| run.worst_vm),
+        least(|run| run.worst_due),
         least(|run| run.jain.unwrap_or(1.0)),
         most(|run| run.changes_most),
     );

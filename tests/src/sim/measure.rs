@@ -26,6 +26,8 @@ pub struct Summary {
     pub worst_vm: f64,
     /// The VM that it is.
     pub worst_vm_name: String,
+    /// The same as [`Summary::worst_vm`], but what a VM did beyond its share without hints doesn't count.
+    pub worst_due: f64,
     /// Jain's index of throughput for each unit of entitlement, of the saturated VMs; none where there are not two.
     pub jain: Option<f64>,
     /// Changes of usable for each VM and minute once settled: the mean over the VMs.
@@ -38,6 +40,33 @@ pub struct Summary {
     pub wasted: f64,
     /// Usable at the end.
     pub usable: Vec<usize>,
+    /// Each VM.
+    pub vms: Vec<VmSummary>,
+}
+
+/// One VM in a [`Summary`]; all times in CPUs.
+#[derive(Debug, Clone, Serialize)]
+pub struct VmSummary {
+    /// Its name.
+    pub name: String,
+    /// Its vCPUs.
+    pub vcpus: usize,
+    /// What it was due.
+    pub share: f64,
+    /// Its useful work without hints.
+    pub work_without: f64,
+    /// Its useful work.
+    pub work: f64,
+    /// Its run time.
+    pub run: f64,
+    /// Its run delay.
+    pub run_delay: f64,
+    /// Run time spent spinning.
+    pub spun: f64,
+    /// Changes of its usable count in a minute, once settled.
+    pub changes: f64,
+    /// Usable at the end.
+    pub usable: usize,
 }
 
 /// Changes of usable of a VM in each minute once settled.
@@ -90,24 +119,23 @@ pub fn jain(values: &[f64]) -> f64 {
     }
 }
 
-/// What each VM was due and whether it wanted more, judged by the run without hints.
+/// What each VM was due by weight, given what all of them want, and whether it wanted more.
 fn shares(none: &Outcome) -> Vec<(f64, bool)> {
+    let wants = |vm: &VmOutcome| vm.wants.unwrap_or(vm.run + vm.run_delay);
     let claims: Vec<Claim> = none
         .vms
         .iter()
         .map(|vm| Claim {
             weight: vm.weight,
-            demand: Cpus(vm.run + vm.run_delay),
+            demand: Cpus(wants(vm)),
         })
         .collect();
+    // What work of the host takes is none of theirs.
     let supply = none.vms.iter().map(|vm| vm.run).sum::<f64>() + none.idle;
     let shares = max_min(Cpus(supply), &claims);
     let vms = shares.iter().zip(&none.vms);
-    vms.map(|(share, vm)| {
-        let wants = vm.run + vm.run_delay;
-        (share.0, wants > SATURATED * share.0)
-    })
-    .collect()
+    vms.map(|(share, vm)| (share.0, wants(vm) > SATURATED * share.0))
+        .collect()
 }
 
 /// Compares a run with the one without hints.
@@ -121,7 +149,15 @@ pub fn summary(outcome: &Outcome, none: &Outcome) -> Summary {
     let (worst_vm, worst_vm_name) = worst.unwrap_or((1.0, String::new()));
     // Work of different kinds can't be compared, but the time for it can.
     let throughput = |vm: &VmOutcome| if outcome.alike { vm.work } else { vm.run };
-    let fair: Vec<f64> = shares(none)
+    let shares = shares(none);
+    let due = outcome.vms.iter().zip(&none.vms).zip(&shares);
+    let due = due
+        .filter(|((_, before), _)| before.work > LITTLE)
+        .map(|((vm, before), (share, _))| {
+            vm.work / (before.work * (share / before.run).min(1.0))
+        });
+    let worst_due = due.fold(f64::INFINITY, f64::min).min(1e3);
+    let fair: Vec<f64> = shares
         .iter()
         .zip(&outcome.vms)
         .filter(|((_, saturated), _)| *saturated)
@@ -142,6 +178,7 @@ pub fn summary(outcome: &Outcome, none: &Outcome) -> Summary {
         pool: outcome.work() / none.work().max(f64::MIN_POSITIVE),
         worst_vm,
         worst_vm_name,
+        worst_due,
         jain: (fair.len() >= 2 && outcome.one_pool).then(|| jain(&fair)),
         changes_mean: changes.iter().sum::<f64>() / changes.len().max(1) as f64,
         changes_most: changes.iter().copied().fold(0.0, f64::max),
@@ -152,7 +189,25 @@ pub fn summary(outcome: &Outcome, none: &Outcome) -> Summary {
             .iter()
             .map(|vm| usable_at(vm, outcome.end))
             .collect(),
+        vms: vms(outcome, none, &shares),
     }
+}
+
+fn vms(outcome: &Outcome, none: &Outcome, shares: &[(f64, bool)]) -> Vec<VmSummary> {
+    let vms = outcome.vms.iter().zip(&none.vms).zip(shares);
+    vms.map(|((vm, before), (share, _))| VmSummary {
+        name: vm.name.clone(),
+        vcpus: vm.vcpus,
+        share: *share,
+        work_without: before.work,
+        work: vm.work,
+        run: vm.run,
+        run_delay: vm.run_delay,
+        spun: vm.spun,
+        changes: changes_a_minute(outcome, vm),
+        usable: usable_at(vm, outcome.end),
+    })
+    .collect()
 }
 
 /// Geometric mean; 1 of nothing.

@@ -11,6 +11,7 @@ pub mod guest;
 pub mod host;
 pub mod mask;
 pub mod measure;
+pub mod plot;
 pub mod report;
 pub mod run;
 pub mod scenario;

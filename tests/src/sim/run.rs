@@ -20,6 +20,8 @@ pub struct VmOutcome {
     /// What its group weighs against the VMs and work outside it: its weight, or its part of the weight of the group that it
     /// is in.
     pub weight: f64,
+    /// What it would run if it had the host to itself, in CPUs; known in runs without hints.
+    pub wants: Option<f64>,
     /// Useful work, in CPUs.
     pub work: f64,
     /// Run, in CPUs.
@@ -73,7 +75,7 @@ impl Outcome {
 /// When the scenario can't be used.
 pub fn simulate(scenario: &Scenario, name: Name) -> Result<Outcome, ScenarioError> {
     let mut arm: Box<dyn Arm> = match name {
-        Name::None => Box::new(Fixed::default()),
+        Name::None => return without_hints(scenario),
         Name::StealGovernor => Box::new(Guests::<StealGovernor<false>>::default()),
         Name::StealGovernor2025 => Box::new(Guests::<StealGovernor<true>>::default()),
         Name::Stealmon => Box::new(Guests::<StealMon>::default()),
@@ -81,6 +83,33 @@ pub fn simulate(scenario: &Scenario, name: Name) -> Result<Outcome, ScenarioErro
         Name::BestStatic => Box::new(best_static(scenario)?),
     };
     simulate_with(scenario, name.as_str(), arm.as_mut())
+}
+
+/// How long each VM is given the host to itself, in seconds.
+const ALONE: f64 = 5.0;
+
+/// The run that others are compared with, and what each VM would run alone.
+fn without_hints(scenario: &Scenario) -> Result<Outcome, ScenarioError> {
+    let mut outcome = simulate_with(scenario, Name::None.as_str(), &mut Fixed::default())?;
+    let mut wants = Vec::new();
+    for spec in &scenario.vms {
+        let mut alone = scenario.clone();
+        let mut only = spec.clone();
+        only.count = 1;
+        if let Some(last) = std::mem::take(&mut only.steps).pop() {
+            only.load = last.load;
+        }
+        alone.vms = vec![only];
+        alone.hogs.clear();
+        alone.from = 0.5;
+        alone.seconds = ALONE;
+        let alone = simulate_with(&alone, "", &mut Fixed::default())?;
+        wants.extend(std::iter::repeat_n(alone.vms[0].run, spec.count));
+    }
+    for (vm, wants) in outcome.vms.iter_mut().zip(wants) {
+        vm.wants = Some(wants);
+    }
+    Ok(outcome)
 }
 
 #[derive(Clone, Copy, Default)]
@@ -205,6 +234,7 @@ fn outcome(
             name: vm.name.clone(),
             vcpus: vm.vcpus,
             weight: plan.effective_weight(vm),
+            wants: None,
             work: cpus(before.used.work, after.used.work),
             run: cpus(before.run, after.run),
             run_delay: cpus(before.run_delay, after.run_delay),

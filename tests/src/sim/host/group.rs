@@ -32,7 +32,6 @@ pub(super) struct Group {
     pub(super) limits: Vec<usize>,
     pub(super) usage: Nanos,
     children: Vec<usize>,
-    threads: usize,
     runnable: usize,
     load: f64,
     load_at: Nanos,
@@ -49,10 +48,9 @@ impl Group {
         self.load_at = now;
     }
 
-    /// The thread asked about counts in full, the others by their load.
+    /// The threads share the group's weight by their loads; one that runs counts in full.
     fn weigh_thread(&mut self) {
-        let own = self.load / self.threads.max(1) as f64;
-        self.thread_weight = self.effective / (self.load - own + 1.0).max(1.0);
+        self.thread_weight = self.effective / self.load.max(1.0);
     }
 }
 
@@ -106,7 +104,6 @@ impl Groups {
             limits,
             usage: 0,
             children: Vec::new(),
-            threads: 0,
             runnable: 0,
             load: 0.0,
             load_at: 0,
@@ -114,10 +111,6 @@ impl Groups {
             thread_weight: weight,
         });
         index
-    }
-
-    pub(super) fn add_thread(&mut self, group: usize) {
-        self.all[group].threads += 1;
     }
 
     /// A thread of `group` became runnable, or is none any more.

@@ -20,8 +20,9 @@ const WAKE_DEBT: f64 = 6.0 * MS as f64;
 const WAKE_GRAIN: f64 = MS as f64;
 /// Loads that differ by less than this factor are even.
 const UNEVEN: f64 = 1.17;
-/// After so many vain tries a thread is moved though it evens out nothing: so no thread stays on a crowded pCPU for ever.
-const VAIN_TRIES: u32 = 4;
+/// Each vain try doubles the weight of a thread that may be moved for the same surplus, up to this many times
+/// (`nr_balance_failed` in `detach_tasks`): so no thread stays on a crowded pCPU for long, though moving it evens out nothing.
+const VAIN_TRIES: i32 = 3;
 /// A quota that is nearly used up is looked at no more often than this.
 const QUOTA_GRAIN: Nanos = 50 * US;
 
@@ -50,6 +51,7 @@ struct Thread {
 /// One pCPU.
 #[derive(Debug, Clone)]
 struct Pcpu {
+    number: usize,
     current: Option<usize>,
     queue: Vec<usize>,
     /// What a thread that comes new starts from; never falls.
@@ -59,7 +61,7 @@ struct Pcpu {
     interrupted: bool,
     idle: Nanos,
     last: Option<usize>,
-    vain_tries: u32,
+    vain_tries: i32,
 }
 
 /// What the kernel tells of a thread.
@@ -90,7 +92,8 @@ impl Host {
     /// A host of so many pCPUs, all idle; at most 128.
     #[must_use]
     pub fn new(pcpus: usize, seed: u64) -> Self {
-        let pcpu = Pcpu {
+        let pcpu = |number| Pcpu {
+            number,
             current: None,
             queue: Vec::new(),
             base: 0.0,
@@ -104,7 +107,7 @@ impl Host {
         Self {
             groups: Groups::new(),
             threads: Vec::new(),
-            pcpus: vec![pcpu; pcpus],
+            pcpus: (0..pcpus).map(pcpu).collect(),
             idle: Mask::first(pcpus),
             queued: 0,
             rng: fastrand::Rng::with_seed(seed),
@@ -124,7 +127,6 @@ impl Host {
 
     /// Adds a sleeping thread.
     pub fn add_thread(&mut self, group: usize, allowed: Mask) -> usize {
-        self.groups.add_thread(group);
         let index = self.threads.len();
         self.threads.push(Thread {
             group,
@@ -418,16 +420,7 @@ impl Host {
         if self.queued == 0 {
             return false;
         }
-        let mut best: Option<(usize, usize)> = None;
-        for (from, place) in self.pcpus.iter().enumerate() {
-            let length = place.queue.len();
-            if length > best.map_or(0, |(_, longest)| longest)
-                && place.queue.iter().any(|thread| self.may_move(*thread, pcpu))
-            {
-                best = Some((from, length));
-            }
-        }
-        let Some((from, _)) = best else {
+        let Some((from, _)) = self.fullest(pcpu, |place| place.queue.len() as f64) else {
             return false;
         };
         let queue = &self.pcpus[from].queue;
@@ -441,6 +434,26 @@ impl Host {
             self.migrate(from, place, pcpu);
         }
         place.is_some()
+    }
+
+    /// The pCPU with the most of something that has a thread to give to `to`, and how much that is. Of equals any: always the
+    /// first one would favour its threads.
+    fn fullest(&mut self, to: usize, much: impl Fn(&Pcpu) -> f64) -> Option<(usize, f64)> {
+        let start = self.rng.usize(..self.pcpus.len());
+        let mut best: Option<(usize, f64)> = None;
+        for from in (start..self.pcpus.len()).chain(0..start) {
+            let place = &self.pcpus[from];
+            if from == to || place.queue.is_empty() {
+                continue;
+            }
+            let found = much(place);
+            if found > best.map_or(0.0, |(_, most)| most)
+                && place.queue.iter().any(|thread| self.may_move(*thread, to))
+            {
+                best = Some((from, found));
+            }
+        }
+        best
     }
 
     fn may_move(&self, thread: usize, to: usize) -> bool {
@@ -462,40 +475,30 @@ impl Host {
         if to == 0 {
             self.groups.weigh(now);
         }
-        let here = self.load(to);
-        let mut best: Option<(usize, f64)> = None;
-        for (from, place) in self.pcpus.iter().enumerate() {
-            if from == to || place.queue.is_empty() {
-                continue;
-            }
-            let load = self.load(from);
-            if load > best.map_or(0.0, |(_, most)| most)
-                && place.queue.iter().any(|thread| self.may_move(*thread, to))
-            {
-                best = Some((from, load));
-            }
-        }
+        let loads: Vec<f64> = (0..self.pcpus.len()).map(|pcpu| self.load(pcpu)).collect();
+        let here = loads[to];
+        let best = self.fullest(to, |place| loads[place.number]);
         let Some((from, most)) = best.filter(|(_, most)| *most > UNEVEN * here) else {
             self.pcpus[to].vain_tries = 0;
             return;
         };
         let surplus = most - here;
-        let vain = self.pcpus[to].vain_tries >= VAIN_TRIES;
+        let most_weight = 0.525 * surplus * f64::from(1 << self.pcpus[to].vain_tries);
         let queue = &self.pcpus[from].queue;
         let off_half = |place: usize| (self.weight(queue[place]) - surplus / 2.0).abs();
         let place = (0..queue.len())
             .filter(|place| self.may_move(queue[*place], to))
-            .filter(|place| {
-                let weight = self.weight(queue[*place]);
-                weight < 0.95 * surplus || (vain && weight <= 1.05 * surplus)
-            })
+            .filter(|place| self.weight(queue[*place]) <= most_weight)
             .min_by(|a, b| off_half(*a).total_cmp(&off_half(*b)));
         match place {
             Some(place) => {
                 self.pcpus[to].vain_tries = 0;
                 self.migrate(from, place, to);
             }
-            None => self.pcpus[to].vain_tries += 1,
+            None => {
+                let tries = &mut self.pcpus[to].vain_tries;
+                *tries = (*tries + 1).min(VAIN_TRIES);
+            }
         }
     }
 
