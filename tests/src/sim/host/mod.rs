@@ -473,7 +473,10 @@ impl Host {
         if to == 0 {
             self.groups.weigh(now);
         }
-        let loads: Vec<f64> = (0..self.pcpus.len()).map(|pcpu| self.load(pcpu)).collect();
+        // Real loads tremble; exact ones that differ by a hair would favour the same thread for ever.
+        let loads: Vec<f64> = (0..self.pcpus.len())
+            .map(|pcpu| self.load(pcpu) * (0.97 + 0.06 * self.rng.f64()))
+            .collect();
         let here = loads[to];
         let best = self.fullest(to, |place| loads[place.number]);
         let Some((from, most)) = best.filter(|(_, most)| *most > UNEVEN * here) else {
