@@ -20,6 +20,7 @@ pub mod load;
 pub mod lock;
 pub mod mounts;
 pub mod process;
+pub mod sim;
 pub mod skip;
 pub mod vm_process;
 pub mod vsock;
