@@ -21,6 +21,20 @@ pub(super) struct Child {
 }
 
 impl Child {
+    /// What it gets at a level where all floors are kept.
+    fn by_level(&self, level: f64) -> f64 {
+        (level * self.weight).max(self.floor).min(self.limit)
+    }
+
+    /// How fast that grows with the level.
+    fn slope_at(&self, level: f64) -> f64 {
+        if level >= self.floor / self.weight && level < self.limit / self.weight {
+            self.weight
+        } else {
+            0.0
+        }
+    }
+
     /// What it gets at a level, and how fast that grows with the root's level.
     pub(super) fn at(&self, level: &Level) -> (f64, f64) {
         let (by_weight, by_floor) = (level.level * self.weight, level.floors * self.floor);
@@ -274,6 +288,88 @@ impl Curves {
         }
     }
 
+    /// The level of a branch one of whose children is `new` instead of `old`; see [`Self::settle`]. Weights are the same, and
+    /// neither bound of `new` is lower.
+    pub(super) fn settle_changed(
+        &self,
+        branch: usize,
+        sum: f64,
+        rise: f64,
+        old: &Child,
+        new: &Child,
+    ) -> Level {
+        let floors = self.floors[branch] - old.floor + new.floor;
+        if sum < floors {
+            return Level {
+                level: 0.0,
+                floors: sum / floors,
+                rise: 0.0,
+                floors_rise: rise / floors,
+            };
+        }
+        let more = |level: f64| new.by_level(level) - old.by_level(level);
+        let knots = &self.knots[branch];
+        let after = knots.partition_point(|knot| knot.sum + more(knot.at) <= sum);
+        let full = Level {
+            level: f64::INFINITY,
+            floors: 1.0,
+            rise: 0.0,
+            floors_rise: 0.0,
+        };
+        let Some(knot) = after.checked_sub(1).map(|index| knots[index]) else {
+            return full;
+        };
+        // The old child's own knots are among the branch's; the new one's may lie within the piece.
+        let others = knot.slope - old.slope_at(knot.at);
+        let end = knots.get(after).map_or(f64::INFINITY, |next| next.at);
+        let (mut at, mut value) = (knot.at, knot.sum + more(knot.at));
+        for next in [new.floor / new.weight, new.limit / new.weight, end] {
+            if next <= at {
+                continue;
+            }
+            let next = next.min(end);
+            let slope = (others + new.slope_at(at)).max(0.0);
+            if slope > 0.0 && (next.is_infinite() || value + slope * (next - at) > sum) {
+                return Level {
+                    level: at + (sum - value).max(0.0) / slope,
+                    rise: rise / slope,
+                    ..full
+                };
+            }
+            if next == end {
+                break;
+            }
+            value += slope * (next - at);
+            at = next;
+        }
+        if end.is_finite() {
+            // Rounding only: the next knot is the answer.
+            return Level { level: end, ..full };
+        }
+        full
+    }
+
+    /// A branch with one child changed.
+    pub(super) fn changed_branch(&self, branch: usize, old: &Child, new: &Child) -> Child {
+        let floors = self.floors[branch] - old.floor + new.floor;
+        let limits = self.limits[branch] - old.limit + new.limit;
+        let limit = limits.min(self.caps[branch]);
+        Child {
+            weight: self.branches[branch].weight,
+            floor: self.group_floors[branch].max(floors).min(limit),
+            limit,
+        }
+    }
+
+    /// A leaf that wants all that it can use.
+    pub(super) fn wanting_all(&self, leaf: usize) -> Child {
+        Child {
+            weight: self.leaves[leaf].weight,
+            floor: self.promised[leaf].min(self.own_limit[leaf]),
+            limit: self.own_limit[leaf],
+        }
+    }
+
     /// The root's level from which nobody gets more.
     pub(super) fn top(&self) -> f64 {
         self.knots[0].last().map_or(0.0, |knot| knot.at)
@@ -314,11 +410,21 @@ impl Curves {
     pub(super) fn node(&self, structure: &Structure, node: usize, levels: &[Level]) -> (f64, f64) {
         let mut total = (0.0, 0.0);
         for bucket in &structure.buckets[structure.nodes[node].buckets.clone()] {
-            let level = &levels[bucket.branch];
+            let level = levels[bucket.branch];
+            let (mut sum, mut weights, mut floors) = (0.0, 0.0, 0.0);
             for leaf in &self.leaves[bucket.leaves.clone()] {
-                let (sum, rise) = leaf.at(level);
-                total = (total.0 + sum, total.1 + rise);
+                let (by_weight, by_floor) = (level.level * leaf.weight, level.floors * leaf.floor);
+                sum += by_weight.max(by_floor).min(leaf.limit);
+                let grows = by_weight >= by_floor && by_weight < leaf.limit;
+                weights += if grows { leaf.weight } else { 0.0 };
+                floors += if by_weight < by_floor {
+                    leaf.floor
+                } else {
+                    0.0
+                };
             }
+            total.0 += sum;
+            total.1 += weights * level.rise + floors * level.floors_rise;
         }
         total
     }

@@ -13,6 +13,7 @@ pub mod pool;
 mod report;
 mod solve;
 mod structure;
+mod targets;
 
 pub use self::division::{
     Bound, Class, ClassId, CompetingSet, Division, Entitlement, Fault, FaultKind, Place,
