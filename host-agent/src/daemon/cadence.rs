@@ -21,9 +21,12 @@ use crate::root::Root;
 const QUIET: Duration = Duration::from_secs(1);
 /// A host is quiet after it has been calm for so long.
 const CALM_FOR: Duration = Duration::from_secs(5);
-/// Some task waited for a pCPU during a tenth of half a second, the shortest window that the kernel takes
-/// (Documentation/accounting/psi.rst).
-const TRIGGER: &[u8] = b"some 50000 500000\0";
+/// Some task waited for a pCPU during so many microseconds of so many (Documentation/accounting/psi.rst): the shortest window
+/// that the kernel takes, and one for who lacks CAP_SYS_RESOURCE. With the longer one a look comes first, most often.
+const TRIGGERS: [&[u8]; 2] = [b"some 50000 500000\0", b"some 100000 2000000\0"];
+
+/// `PROC_SUPER_MAGIC` (linux/magic.h).
+const PROC: rustix::fs::FsWord = 0x9fa0;
 
 /// Chooses the pace.
 #[derive(Debug)]
@@ -89,14 +92,18 @@ impl Pressure {
     )]
     pub(super) fn open(root: &Root) -> io::Result<Self> {
         let path = root.path("proc/pressure/cpu");
-        let file = OpenOptions::new().read(true).write(true).open(path)?;
-        // Refused for what is no such file, before anything is written to it.
-        let mut file = AsyncFd::with_interest(file, Interest::PRIORITY)?;
-        file.get_mut().write_all(TRIGGER)?;
-        Ok(Self(file))
+        let mut file = OpenOptions::new().read(true).write(true).open(path)?;
+        // Nothing is written to what only has that name.
+        if rustix::fs::fstatfs(&file)?.f_type != PROC {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        // First the trigger: a file without one has nothing to wait for, also later.
+        file.write_all(TRIGGERS[0])
+            .or_else(|_| file.write_all(TRIGGERS[1]))?;
+        Ok(Self(AsyncFd::with_interest(file, Interest::PRIORITY)?))
     }
 
-    /// Waits until tasks wait. It may come once without cause, at first.
+    /// Waits until tasks wait.
     pub(super) async fn rises(&self) {
         match self.0.ready(Interest::PRIORITY).await {
             Ok(mut ready) => ready.clear_ready(),
@@ -178,7 +185,6 @@ mod tests {
                 std::thread::spawn(move || while !stop.load(Ordering::Relaxed) {})
             })
             .collect();
-        // The first may come without cause.
         let twice = async {
             pressure.rises().await;
             pressure.rises().await;
