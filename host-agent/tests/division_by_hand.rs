@@ -7,7 +7,7 @@ use hint_broker::model::{Claimant, Cpus, Group, Host, Pcpu, Threads};
 use hint_proto::CpuSet;
 
 fn set(list: &str) -> Arc<CpuSet> {
-    Arc::new(list.parse().unwrap())
+    Arc::new(list.parse().expect("a CPU list"))
 }
 
 /// A VM that wants all its vCPUs.
@@ -75,11 +75,11 @@ fn assert_shares(host: &Host, wanted: &[f64]) -> Division {
 }
 
 fn target(division: &Division, index: usize) -> f64 {
-    division.claimants[index].unwrap().target.0
+    division.claimants[index].expect("takes part").target.0
 }
 
 fn bounds(division: &Division, index: usize) -> (Bound, Bound) {
-    let found = division.claimants[index].unwrap();
+    let found = division.claimants[index].expect("takes part");
     (found.share_bound, found.target_bound)
 }
 

@@ -61,10 +61,12 @@ pub(super) struct Level {
     pub(super) rise: f64,
     /// How fast the part of the floors does.
     pub(super) floors_rise: f64,
+    /// The knot where the piece begins on which the level lies.
+    pub(super) knot: usize,
 }
 
 impl Level {
-    /// The root's at `s`.
+    /// The root's at `s`, but for its knot.
     pub(super) fn of_root(s: f64) -> Self {
         if s < 0.0 {
             Self {
@@ -72,6 +74,7 @@ impl Level {
                 floors: 1.0 + s,
                 rise: 0.0,
                 floors_rise: 1.0,
+                knot: 0,
             }
         } else {
             Self {
@@ -79,6 +82,7 @@ impl Level {
                 floors: 1.0,
                 rise: if s.is_finite() { 1.0 } else { 0.0 },
                 floors_rise: 0.0,
+                knot: 0,
             }
         }
     }
@@ -91,6 +95,9 @@ struct Knot {
     sum: f64,
     /// Of the piece that begins here.
     slope: f64,
+    /// What the slope changes by here, and for which leaf, if it is one.
+    change: f64,
+    leaf: Option<usize>,
 }
 
 /// See the module. All by leaf or branch of the [`Structure`].
@@ -109,7 +116,7 @@ pub(super) struct Curves {
     floors: Vec<f64>,
     pub(super) limits: Vec<f64>,
     knots: Vec<Vec<Knot>>,
-    events: Vec<(f64, f64)>,
+    events: Vec<(f64, f64, Option<usize>)>,
 }
 
 impl Curves {
@@ -222,16 +229,22 @@ impl Curves {
         let children = branch
             .leaves
             .iter()
-            .map(|leaf| &leaves[*leaf])
-            .chain(branch.branches.iter().map(|child| &branches[*child]));
+            .map(|leaf| (&leaves[*leaf], Some(*leaf)))
+            .chain(
+                branch
+                    .branches
+                    .iter()
+                    .map(|child| (&branches[*child], None)),
+            );
         self.events.clear();
-        for child in children {
+        for (child, leaf) in children {
             if child.limit > child.floor {
                 if child.floor > 0.0 {
-                    self.events.push((child.floor / child.weight, child.weight));
+                    self.events
+                        .push((child.floor / child.weight, child.weight, leaf));
                 }
                 self.events
-                    .push((child.limit / child.weight, -child.weight));
+                    .push((child.limit / child.weight, -child.weight, leaf));
             }
         }
         self.events.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
@@ -239,11 +252,13 @@ impl Curves {
         knots.clear();
         // From the end, where nobody grows any more, so that most weights are added and not taken off.
         let mut slope = 0.0;
-        for (at, change) in self.events.iter().rev() {
+        for (at, change, leaf) in self.events.iter().rev() {
             knots.push(Knot {
                 at: *at,
                 sum: 0.0,
                 slope,
+                change: *change,
+                leaf: *leaf,
             });
             slope = f64::max(slope - change, 0.0);
         }
@@ -251,6 +266,8 @@ impl Curves {
             at: 0.0,
             sum: 0.0,
             slope,
+            change: 0.0,
+            leaf: None,
         });
         knots.reverse();
         let (mut at, mut sum, mut slope) = (0.0, self.floors[index], 0.0);
@@ -270,11 +287,13 @@ impl Curves {
                 floors: sum / floors,
                 rise: 0.0,
                 floors_rise: rise / floors,
+                knot: 0,
             };
         }
         let knots = &self.knots[branch];
         let after = knots.partition_point(|knot| knot.sum <= sum);
-        let (level, rise) = match after.checked_sub(1).map(|index| knots[index]) {
+        let at = after.saturating_sub(1);
+        let (level, rise) = match knots.get(at) {
             Some(knot) if after < knots.len() && knot.slope > 0.0 => {
                 (knot.at + (sum - knot.sum) / knot.slope, rise / knot.slope)
             }
@@ -285,6 +304,7 @@ impl Curves {
             floors: 1.0,
             rise,
             floors_rise: 0.0,
+            knot: at,
         }
     }
 
@@ -305,20 +325,23 @@ impl Curves {
                 floors: sum / floors,
                 rise: 0.0,
                 floors_rise: rise / floors,
+                knot: 0,
             };
         }
         let more = |level: f64| new.by_level(level) - old.by_level(level);
         let knots = &self.knots[branch];
-        let after = knots.partition_point(|knot| knot.sum + more(knot.at) <= sum);
+        // Rounding may put even the first knot, which is never missing, above the sum.
+        let after = knots
+            .partition_point(|knot| knot.sum + more(knot.at) <= sum)
+            .max(1);
         let full = Level {
             level: f64::INFINITY,
             floors: 1.0,
             rise: 0.0,
             floors_rise: 0.0,
+            knot: after - 1,
         };
-        let Some(knot) = after.checked_sub(1).map(|index| knots[index]) else {
-            return full;
-        };
+        let knot = knots[after - 1];
         // The old child's own knots are among the branch's; the new one's may lie within the piece.
         let others = knot.slope - old.slope_at(knot.at);
         let end = knots.get(after).map_or(f64::INFINITY, |next| next.at);
@@ -344,7 +367,11 @@ impl Curves {
         }
         if end.is_finite() {
             // Rounding only: the next knot is the answer.
-            return Level { level: end, ..full };
+            return Level {
+                level: end,
+                knot: after,
+                ..full
+            };
         }
         full
     }
@@ -375,6 +402,50 @@ impl Curves {
         self.knots[0].last().map_or(0.0, |knot| knot.at)
     }
 
+    /// The root's level at `s`.
+    pub(super) fn root_at(&self, s: f64) -> Level {
+        let after = self.knots[0].partition_point(|knot| knot.at <= s);
+        Level {
+            knot: after.saturating_sub(1),
+            ..Level::of_root(s)
+        }
+    }
+
+    pub(super) fn knot_count(&self, branch: usize) -> usize {
+        self.knots[branch].len()
+    }
+
+    pub(super) fn knot_at(&self, branch: usize, knot: usize) -> f64 {
+        self.knots[branch][knot].at
+    }
+
+    /// By knot of a branch, what some of its leaves get there and the slope after it; `floors` is the sum of their floors.
+    pub(super) fn table(
+        &self,
+        branch: usize,
+        floors: f64,
+        member: impl Fn(usize) -> bool,
+        table: &mut Vec<(f64, f64)>,
+    ) {
+        let counts = |knot: &Knot| knot.leaf.is_some_and(&member);
+        let knots = &self.knots[branch];
+        table.clear();
+        table.resize(knots.len(), (0.0, 0.0));
+        let mut slope = 0.0;
+        for (knot, entry) in knots.iter().zip(table.iter_mut()).rev() {
+            entry.1 = slope;
+            if counts(knot) {
+                slope = f64::max(slope - knot.change, 0.0);
+            }
+        }
+        let (mut at, mut sum, mut slope) = (0.0, floors, slope);
+        for (knot, entry) in knots.iter().zip(table.iter_mut()) {
+            sum += (knot.at - at) * slope;
+            entry.0 = sum;
+            (at, slope) = (knot.at, entry.1);
+        }
+    }
+
     /// The levels of some branches, parents first, at the root's level `s`.
     pub(super) fn levels(
         &self,
@@ -383,27 +454,12 @@ impl Curves {
         s: f64,
         levels: &mut [Level],
     ) {
-        levels[0] = Level::of_root(s);
+        levels[0] = self.root_at(s);
         for branch in branches {
             let above = levels[structure.branches[*branch].parent];
             let (sum, rise) = self.branches[*branch].at(&above);
             levels[*branch] = self.settle(*branch, sum, rise);
         }
-    }
-
-    /// What the claimants of some nodes get together, and how fast that rises.
-    pub(super) fn sum(
-        &self,
-        structure: &Structure,
-        nodes: &[usize],
-        levels: &[Level],
-    ) -> (f64, f64) {
-        let mut total = (0.0, 0.0);
-        for node in nodes {
-            let part = self.node(structure, *node, levels);
-            total = (total.0 + part.0, total.1 + part.1);
-        }
-        total
     }
 
     /// What the claimants of a node get together, and how fast that rises.

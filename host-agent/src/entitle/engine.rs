@@ -279,7 +279,10 @@ impl Shares {
                 }
                 let most = curves.leaves[index].at(&self.most[leaf.branch]).0;
                 if self.shares[index] + NEAR < most {
-                    held_up.push(index);
+                    // Once only: what its neighbours take then must not make it want less and less.
+                    if self.fixed[index].is_none() {
+                        held_up.push(index);
+                    }
                 } else if self.shares[index] + NEAR < curves.leaves[index].limit {
                     held_back = true;
                 }

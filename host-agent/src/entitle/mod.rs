@@ -9,6 +9,7 @@ pub mod demand;
 mod division;
 mod engine;
 mod flow;
+mod parts;
 pub mod pool;
 mod report;
 mod solve;

@@ -7,6 +7,7 @@
 
 use super::curves::{Curves, Level};
 use super::flow::{Flow, TINY};
+use super::parts::Parts;
 use super::structure::{Component, Structure};
 
 /// What may be missing of what all want before it counts as not served.
@@ -34,6 +35,7 @@ pub(super) struct Solution {
     pub(super) tight: Vec<Tight>,
     pub(super) levels: Vec<Level>,
     wants: Vec<f64>,
+    parts: Parts,
     order: Vec<usize>,
     /// Nodes that stopped and whose flow others must work round.
     held: Vec<usize>,
@@ -164,10 +166,11 @@ impl Solution {
         bound: f64,
     ) -> f64 {
         let nodes = &self.order[range.0..range.1];
-        let levels = &mut self.levels;
+        let (parts, levels) = (&mut self.parts, &mut self.levels);
+        parts.set(structure, curves, nodes, &component.branches);
         let mut at = |s: f64| {
             curves.levels(structure, &component.branches, s, levels);
-            curves.sum(structure, nodes, levels)
+            parts.sum(structure, curves, levels)
         };
         find_level(f64::NAN, curves.top(), bound, &mut at)
     }

@@ -8,7 +8,8 @@
 //!   longer fill them. Where this can't be shown, the division has to be made anew.
 
 use super::curves::{Child, Curves, Level};
-use super::flow::TINY;
+use super::flow::Flow;
+use super::parts::Parts;
 use super::solve::{Solution, find_level};
 use super::structure::Structure;
 
@@ -28,6 +29,8 @@ pub(super) struct Found {
 struct Together {
     /// For which node this holds.
     node: Option<usize>,
+    /// The tight set, if it is one.
+    set: Option<usize>,
     /// Can the targets be found from it?
     usable: bool,
     nodes: Vec<usize>,
@@ -42,6 +45,8 @@ struct Together {
     saved: Vec<f64>,
     /// Where to begin to look for a level.
     hint: f64,
+    /// What the node can surely take over from the others, whoever of them gives it.
+    exchange: f64,
     /// What is left over for the node, if it is not held up.
     spare: f64,
 }
@@ -50,6 +55,7 @@ struct Together {
 #[derive(Debug, Default)]
 pub(super) struct Targets {
     together: Together,
+    parts: Parts,
     levels: Vec<Level>,
     /// The branches above the leaf, the lowest first, each with what it was and what it would be.
     path: Vec<(usize, Child, Child)>,
@@ -59,6 +65,7 @@ impl Targets {
     /// Forgets the last solution.
     pub(super) fn clear(&mut self, structure: &Structure) {
         self.together.node = None;
+        self.together.set = None;
         self.together.classes.clear();
         self.levels.clear();
         self.levels
@@ -82,7 +89,14 @@ impl Targets {
     ) -> Option<Found> {
         let node = structure.leaves[leaf].node;
         if self.together.node != Some(node) {
+            let before = self.together.set;
             self.together.set(structure, curves, solution, node);
+            if before.is_none() || before != self.together.set {
+                let component = &structure.components[structure.nodes[node].component];
+                let nodes = &self.together.nodes;
+                self.parts
+                    .set(structure, curves, nodes, &component.branches);
+            }
         }
         let (old, new) = (curves.leaves[leaf], curves.wanting_all(leaf));
         if !self.lay_path(structure, curves, leaf, old, new) {
@@ -91,7 +105,7 @@ impl Targets {
         if solution.node_sets[node].is_none() {
             self.rise(structure, curves, node, f64::INFINITY);
             let most = new.at(&self.levels[structure.leaves[leaf].branch]).0;
-            if most - share <= self.together.spare {
+            if most - share <= self.together.spare + MISSING {
                 return Some(Found {
                     target: most,
                     level: f64::INFINITY,
@@ -109,7 +123,7 @@ impl Targets {
                 .together
                 .fuller
                 .is_none_or(|fuller| self.stays_full(level, fuller));
-        (stays && self.is_served(structure, curves, solution, leaf))
+        (stays && self.is_served(structure, curves, solution, leaf, target - share))
             .then_some(Found { target, level })
     }
 
@@ -142,7 +156,7 @@ impl Targets {
     /// The levels of all branches of a component at the root's level `s`.
     fn rise(&mut self, structure: &Structure, curves: &Curves, node: usize, s: f64) {
         let component = &structure.components[structure.nodes[node].component];
-        self.levels[0] = Level::of_root(s);
+        self.levels[0] = curves.root_at(s);
         let mut below = self.path.len() - 1;
         for branch in &component.branches {
             let above = &self.levels[structure.branches[*branch].parent];
@@ -161,20 +175,24 @@ impl Targets {
 
     /// What a node gets at the levels, and how fast that rises.
     fn sum(&self, structure: &Structure, curves: &Curves, node: usize, leaf: usize) -> (f64, f64) {
-        let (mut sum, mut rise) = curves.node(structure, node, &self.levels);
-        let place = &structure.leaves[leaf];
-        if place.node == node {
-            let level = &self.levels[place.branch];
-            let (old, new) = (self.path[0].1.at(level), self.path[0].2.at(level));
-            sum += new.0 - old.0;
-            rise += new.1 - old.1;
-        }
-        (sum, rise)
+        let (sum, rise) = curves.node(structure, node, &self.levels);
+        let more = if structure.leaves[leaf].node == node {
+            self.more(structure, leaf)
+        } else {
+            (0.0, 0.0)
+        };
+        (sum + more.0, rise + more.1)
+    }
+
+    /// What the leaf gets more than it wants, and how fast that rises.
+    fn more(&self, structure: &Structure, leaf: usize) -> (f64, f64) {
+        let level = &self.levels[structure.leaves[leaf].branch];
+        let (old, new) = (self.path[0].1.at(level), self.path[0].2.at(level));
+        (new.0 - old.0, new.1 - old.1)
     }
 
     /// The level where all who are held up together get what there is for them.
     fn find_level(&mut self, structure: &Structure, curves: &Curves, leaf: usize) -> f64 {
-        let nodes = std::mem::take(&mut self.together.nodes);
         let node = structure.leaves[leaf].node;
         let (top, sum) = (self.together.level.min(curves.top()), self.together.sum);
         let top = top.max(
@@ -184,12 +202,10 @@ impl Targets {
         );
         let level = find_level(self.together.hint, top, sum, &mut |s| {
             self.rise(structure, curves, node, s);
-            nodes.iter().fold((0.0, 0.0), |total, node| {
-                let part = self.sum(structure, curves, *node, leaf);
-                (total.0 + part.0, total.1 + part.1)
-            })
+            let (sum, rise) = self.parts.sum(structure, curves, &self.levels);
+            let more = self.more(structure, leaf);
+            (sum + more.0, rise + more.1)
         });
-        self.together.nodes = nodes;
         self.together.hint = level;
         level
     }
@@ -210,8 +226,9 @@ impl Targets {
         curves: &Curves,
         solution: &mut Solution,
         leaf: usize,
+        more: f64,
     ) -> bool {
-        if self.together.nodes.len() < 2 {
+        if more <= self.together.exchange {
             return true;
         }
         let wanted = structure.leaves[leaf].node;
@@ -257,7 +274,8 @@ impl Together {
         self.classes.clear();
         self.usable = false;
         self.spare = 0.0;
-        if let Some(set) = solution.node_sets[node] {
+        self.set = solution.node_sets[node];
+        if let Some(set) = self.set {
             self.level = solution.tight[set].level;
             let member = |node: &&usize| solution.node_sets[**node] == Some(set);
             self.nodes.extend(component.nodes.iter().filter(member));
@@ -269,6 +287,7 @@ impl Together {
         }
         self.hint = self.level;
         self.find_sum(structure, solution);
+        self.find_exchange(structure, &solution.flow);
         self.find_fuller(structure, curves, solution, component);
     }
 
@@ -292,7 +311,7 @@ impl Together {
 
     /// What they can get together. Only where all of it is from their own pCPUs, and all of these serve them only.
     fn find_sum(&mut self, structure: &Structure, solution: &mut Solution) {
-        let flow = &mut solution.flow;
+        let flow = &solution.flow;
         let supply: f64 = self.classes.iter().map(|class| flow.supply[*class]).sum();
         let now: f64 = self.nodes.iter().map(|node| flow.nodes[*node]).sum();
         let given: f64 = self.classes.iter().map(|class| flow.classes[*class]).sum();
@@ -303,14 +322,25 @@ impl Together {
             .filter(|arc| self.classes.contains(&structure.arcs[*arc].1))
             .map(|arc| flow.arcs[arc])
             .sum();
+        // A strand that all its threads limit may have more from elsewhere.
+        let confined = self
+            .nodes
+            .iter()
+            .flat_map(|node| structure.arcs_of(structure.nodes[*node].strands.clone()))
+            .map(|arc| structure.arcs[arc].1)
+            .all(|class| solution.class_sets[class].is_some() || self.classes.contains(&class));
         self.sum = supply;
         self.usable = !self.nodes.is_empty()
+            && confined
+            && self
+                .nodes
+                .iter()
+                .all(|node| solution.node_sets[*node] == self.set)
             && (now - own).abs() <= MISSING
             && (given - own).abs() <= MISSING
             && (self.level.is_infinite() || (supply - given).abs() <= MISSING);
-        let mut saved = std::mem::take(&mut self.saved);
-        flow.save(structure, &self.nodes, &self.classes, &mut saved);
-        self.saved = saved;
+        flow.save(structure, &self.nodes, &self.classes, &mut self.saved);
+        let flow = &mut solution.flow;
         for class in &self.classes {
             flow.closed_classes[*class] = false;
         }
@@ -318,6 +348,44 @@ impl Together {
             for strand in structure.nodes[*node].strands.clone() {
                 flow.closed_strands[strand] = false;
             }
+        }
+    }
+
+    /// One of the others that may use all of the pCPUs can leave the node its part of those that the node may use, and take
+    /// what the others give instead, wherever that is.
+    fn find_exchange(&mut self, structure: &Structure, flow: &Flow) {
+        let Some(wanted) = self.node else {
+            return;
+        };
+        self.exchange = if self.nodes.len() < 2 {
+            f64::INFINITY
+        } else {
+            0.0
+        };
+        let alike = |node: usize| structure.nodes[node].strands.len() == 1;
+        if !alike(wanted) {
+            return;
+        }
+        let arcs = |node: usize| structure.arcs_of(structure.nodes[node].strands.clone());
+        for other in self.nodes.iter().copied().filter(|node| alike(*node)) {
+            let reached = arcs(other).filter(|arc| self.classes.contains(&structure.arcs[*arc].1));
+            if reached.count() < self.classes.len() {
+                continue;
+            }
+            let taken = arcs(other)
+                .filter(|arc| {
+                    let class = structure.arcs[*arc].1;
+                    other == wanted || arcs(wanted).any(|own| structure.arcs[own].1 == class)
+                })
+                .map(|arc| flow.arcs[arc])
+                .sum();
+            // The node itself may use all of them: it takes what the others give.
+            let taken = if other == wanted {
+                f64::INFINITY
+            } else {
+                taken
+            };
+            self.exchange = self.exchange.max(taken);
         }
     }
 
