@@ -95,10 +95,10 @@ struct Knot {
     sum: f64,
     /// Of the piece that begins here.
     slope: f64,
-    /// What the slope changes by here, and for which leaf, if it is one.
-    change: f64,
-    leaf: Option<usize>,
 }
+
+/// What the slope changes by at a knot, and for which leaf, if it is one.
+type Change = (f64, Option<usize>);
 
 /// See the module. All by leaf or branch of the [`Structure`].
 #[derive(Debug, Default)]
@@ -116,6 +116,8 @@ pub(super) struct Curves {
     floors: Vec<f64>,
     pub(super) limits: Vec<f64>,
     knots: Vec<Vec<Knot>>,
+    /// By branch and knot.
+    changes: Vec<Vec<Change>>,
     events: Vec<(f64, f64, Option<usize>)>,
 }
 
@@ -167,6 +169,7 @@ impl Curves {
         self.limits.clear();
         self.limits.resize(count, 0.0);
         self.knots.resize_with(count, Vec::new);
+        self.changes.resize_with(count, Vec::new);
         for (index, branch) in structure.branches.iter().enumerate() {
             let Some(place) = branch.group else {
                 continue;
@@ -249,7 +252,9 @@ impl Curves {
         }
         self.events.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
         let knots = &mut self.knots[index];
+        let changes = &mut self.changes[index];
         knots.clear();
+        changes.clear();
         // From the end, where nobody grows any more, so that most weights are added and not taken off.
         let mut slope = 0.0;
         for (at, change, leaf) in self.events.iter().rev() {
@@ -257,19 +262,18 @@ impl Curves {
                 at: *at,
                 sum: 0.0,
                 slope,
-                change: *change,
-                leaf: *leaf,
             });
+            changes.push((*change, *leaf));
             slope = f64::max(slope - change, 0.0);
         }
         knots.push(Knot {
             at: 0.0,
             sum: 0.0,
             slope,
-            change: 0.0,
-            leaf: None,
         });
+        changes.push((0.0, None));
         knots.reverse();
+        changes.reverse();
         let (mut at, mut sum, mut slope) = (0.0, self.floors[index], 0.0);
         for knot in knots {
             sum += (knot.at - at) * slope;
@@ -427,15 +431,14 @@ impl Curves {
         member: impl Fn(usize) -> bool,
         table: &mut Vec<(f64, f64)>,
     ) {
-        let counts = |knot: &Knot| knot.leaf.is_some_and(&member);
         let knots = &self.knots[branch];
         table.clear();
         table.resize(knots.len(), (0.0, 0.0));
         let mut slope = 0.0;
-        for (knot, entry) in knots.iter().zip(table.iter_mut()).rev() {
+        for ((change, leaf), entry) in self.changes[branch].iter().zip(table.iter_mut()).rev() {
             entry.1 = slope;
-            if counts(knot) {
-                slope = f64::max(slope - knot.change, 0.0);
+            if leaf.is_some_and(&member) {
+                slope = f64::max(slope - change, 0.0);
             }
         }
         let (mut at, mut sum, mut slope) = (0.0, floors, slope);

@@ -265,7 +265,8 @@ impl Solution {
 }
 
 /// Where a piecewise linear function that never falls reaches `bound`, from −1 to `top`; infinite if it never exceeds it. The
-/// function says its value and its slope, and is asked last where the answer lies. `hint`, if finite, is near the answer.
+/// function says its value and its slope, and is asked last where the answer lies. `hint`, if positive and
+/// not above `top`, is near the answer, and there is one.
 pub(super) fn find_level(
     hint: f64,
     top: f64,
@@ -277,7 +278,7 @@ pub(super) fn find_level(
     let mut guess = if hint > 0.0 && hint <= top { hint } else { 0.0 };
     let mut from = at(guess);
     let mut asked_last = true;
-    if from.0 <= bound + near {
+    if guess == 0.0 && from.0 <= bound + near {
         if at(f64::INFINITY).0 <= bound + TINY {
             return f64::INFINITY;
         }
