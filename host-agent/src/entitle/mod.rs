@@ -4,7 +4,14 @@
 //! the level is the highest that the supply bears (Bertsekas and Gallager, Data Networks, §6.5.2, "progressive filling").
 
 pub mod demand;
+mod division;
+mod engine;
 pub mod pool;
+
+pub use self::division::{
+    Bound, Class, ClassId, CompetingSet, Division, Entitlement, Fault, FaultKind, Place,
+};
+pub use self::engine::Engine;
 
 use crate::model::Cpus;
 

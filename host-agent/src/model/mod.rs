@@ -3,6 +3,7 @@
 //! `None` always means "not known"; it never stands for zero.
 
 mod figures;
+mod host;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,6 +15,7 @@ use std::time::Duration;
 use hint_proto::CpuSet;
 
 pub use self::figures::{Placement, PoolRates, Tick, VmRates};
+pub use self::host::{Claimant, Group, Host, Pcpu, Threads};
 
 /// CPUs' worth of time: 1.0 is one pCPU for all of the time.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Default)]
