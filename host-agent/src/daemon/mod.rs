@@ -1,6 +1,7 @@
 //! The daemon: runs the pipeline tick by tick, and the servers beside it. It decides nothing itself.
 
 mod host;
+mod inputs;
 mod view;
 
 use std::future::Future;

@@ -10,6 +10,9 @@ use crate::model::Cpus;
 
 /// Demand is a mean over so long.
 const WINDOW: Duration = Duration::from_millis(500);
+/// A load that ends or begins is plain after two ticks: those are below, or above, so many times the mean.
+const FALLEN: f64 = 0.5;
+const RISEN: f64 = 2.0;
 /// For slower judgements (is it a sleeper, does it starve?) figures are kept for so long.
 const LONG_WINDOW: Duration = Duration::from_secs(1);
 /// A VM without figures for so long is not measured any more.
@@ -87,7 +90,8 @@ impl Demand {
         self.saturated
     }
 
-    /// Run plus run delay: the mean of the last half second, or that of the last two ticks once those fall below half of it.
+    /// Run plus run delay: the mean of the last half second, or that of the last two ticks once those fall below half of it,
+    /// or rise above twice.
     #[must_use]
     pub fn measured(&self) -> Cpus {
         let wanted = |figure: &Figure| figure.run + figure.run_delay;
@@ -95,7 +99,24 @@ impl Demand {
         let mut latest = self.figures.iter().rev().take(2);
         let sum: Cpus = latest.by_ref().map(wanted).sum();
         let now = Cpus(sum.0 / self.figures.len().clamp(1, 2) as f64);
-        if now.0 < 0.5 * mean.0 { now } else { mean }
+        if now.0 < FALLEN * mean.0 || now.0 > RISEN * mean.0 {
+            now
+        } else {
+            mean
+        }
+    }
+
+    /// Run plus run delay in the last tick.
+    #[must_use]
+    pub fn latest(&self) -> Cpus {
+        let last = self.figures.back();
+        last.map_or(Cpus::ZERO, |figure| figure.run + figure.run_delay)
+    }
+
+    /// Run in the last tick.
+    #[must_use]
+    pub fn latest_run(&self) -> Cpus {
+        self.figures.back().map_or(Cpus::ZERO, |figure| figure.run)
     }
 
     /// What the VM is taken to want, for dividing the pool: at most `vcpus`.

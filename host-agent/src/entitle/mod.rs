@@ -6,7 +6,6 @@
 pub mod demand;
 mod division;
 mod engine;
-pub mod pool;
 
 pub use self::division::{
     Bound, Class, ClassId, CompetingSet, Division, Entitlement, Fault, FaultKind, Place,

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use super::damping::Damper;
-use super::{AgentState, VmInput};
+use super::gate::{Figure, Gate, Left};
+use super::input::{AgentState, VmInput};
 use crate::entitle::demand::Demand;
-use crate::model::Cpus;
+use crate::model::{Contention, Cpus, VmId};
 
 /// A folded VM that wants its vCPUs and runs less than this part of what it is due, for so long, starves.
 const STARVED: f64 = 0.70;
@@ -13,26 +14,36 @@ const STARVED_FOR: Duration = Duration::from_secs(2);
 /// A VM that starved, or whose agent failed, is left unfolded for so long at first, and no longer than the second.
 const SPARED: Duration = Duration::from_secs(60);
 const SPARED_MOST: Duration = Duration::from_secs(960);
+/// A quota is used up from this part of it on: the kernel deals it out in slices, of which some are lost.
+const QUOTA_USED: f64 = 0.97;
 
 /// One VM's history, as far as decisions need it.
 #[derive(Debug)]
 pub(super) struct VmState {
+    pub(super) id: VmId,
     pub(super) first_seen: Duration,
     pub(super) enforced: bool,
     pub(super) demand: Demand,
     pub(super) damper: Damper,
+    pub(super) quota: Gate,
+    pub(super) contention: Contention,
+    pub(super) more: Spare,
     starves_since: Option<Duration>,
     pub(super) starved: Spared,
     pub(super) failed: Spared,
 }
 
 impl VmState {
-    pub(super) fn new(now: Duration) -> Self {
+    pub(super) fn new(id: VmId, now: Duration) -> Self {
         Self {
+            id,
             first_seen: now,
             enforced: false,
             demand: Demand::default(),
             damper: Damper::default(),
+            quota: Gate::default(),
+            contention: Contention::default(),
+            more: Spare::default(),
             starves_since: None,
             starved: Spared::default(),
             failed: Spared::default(),
@@ -48,6 +59,33 @@ impl VmState {
                 in_use: Some(in_use),
             } => in_use.max(told).clamp(1, vcpus.max(1)),
             _ => vcpus,
+        }
+    }
+
+    /// Is it folded, and fills what it has?
+    pub(super) fn is_hungry(&self, vm: &VmInput, vcpus: u32) -> bool {
+        self.in_use(vm, vcpus) < vcpus && self.demand.is_saturated()
+    }
+
+    /// What it shows that it wants in the last tick, without headroom.
+    pub(super) fn shown(&self, vm: &VmInput, vcpus: u32) -> Cpus {
+        if self.is_hungry(vm, vcpus) {
+            Cpus::from(vcpus)
+        } else {
+            self.demand.latest()
+        }
+    }
+
+    /// Takes what one tick said of its quota.
+    pub(super) fn push_quota(&mut self, interval: Duration, quota: Option<Cpus>, wanted: Cpus) {
+        let run = self.demand.latest_run();
+        push_quota(&mut self.quota, interval, quota, run, wanted);
+    }
+
+    /// Takes the state of its quota on.
+    pub(super) fn turn_quota(&mut self, now: Duration) {
+        if self.quota.turn(now) && self.quota.leave(now) == Left::LoadEnded {
+            self.damper.load_ended(now);
         }
     }
 
@@ -69,6 +107,27 @@ impl VmState {
     }
 }
 
+/// Takes what one tick said of a quota.
+pub(super) fn push_quota(
+    gate: &mut Gate,
+    interval: Duration,
+    quota: Option<Cpus>,
+    run: Cpus,
+    wanted: Cpus,
+) {
+    let Some(quota) = quota.filter(|quota| quota.0 > 0.0) else {
+        *gate = Gate::default();
+        return;
+    };
+    let figure = Figure {
+        interval,
+        busy: (run.0 / (QUOTA_USED * quota.0)).min(1.0),
+        wanted: wanted.0 / quota.0,
+        idle: Cpus((quota.0 - run.0).max(0.0)),
+    };
+    gate.push(quota, figure);
+}
+
 /// How long something is left alone that went wrong: twice as long each time.
 #[derive(Debug, Default)]
 pub(super) struct Spared {
@@ -88,5 +147,50 @@ impl Spared {
 
     pub(super) fn holds(&self, now: Duration) -> bool {
         now < self.until
+    }
+
+    /// So much longer.
+    pub(super) fn left(&self, now: Duration) -> Duration {
+        self.until.saturating_sub(now)
+    }
+}
+
+/// vCPUs that a folded VM has beyond its share, since pCPUs were idle with the share alone: its neighbours rest so often that
+/// the share is less than what it can use. They are tried without again after a while, and each time later.
+#[derive(Debug, Default)]
+pub(super) struct Spare {
+    vcpus: u32,
+    step: u32,
+    until: Duration,
+    hold: Duration,
+}
+
+impl Spare {
+    /// So many more, and each time at least twice as many as the time before.
+    pub(super) fn raise(&mut self, now: Duration, by: u32) {
+        if self.vcpus == 0 {
+            self.step = 0;
+            self.hold = if self.hold.is_zero() {
+                SPARED
+            } else {
+                (2 * self.hold).min(SPARED_MOST)
+            };
+        }
+        self.step = by.max(2 * self.step).max(1);
+        self.vcpus = self.vcpus.saturating_add(self.step);
+        self.until = now + self.hold;
+    }
+
+    /// How many now.
+    pub(super) fn vcpus(&mut self, now: Duration) -> u32 {
+        if now >= self.until {
+            self.vcpus = 0;
+        }
+        self.vcpus
+    }
+
+    /// The load has ended: all begins anew.
+    pub(super) fn clear(&mut self) {
+        *self = Self::default();
     }
 }

@@ -3,7 +3,10 @@
 
 use super::*;
 use crate::entitle::{Claim, max_min};
-use crate::model::{PoolRates, VmRates};
+use crate::model::{Classes, Contention, PcpuRates, Threads, VmRates};
+use hint_proto::CpuSet;
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use proptest::prelude::*;
 
 const TICK: Duration = Duration::from_millis(100);
@@ -14,7 +17,6 @@ struct Guest {
     threads: f64,
     weight: u32,
     agent: bool,
-    placement: Placement,
     min_usable: u32,
     enforced: bool,
     in_use: u32,
@@ -31,7 +33,6 @@ fn busy(vcpus: u32) -> Guest {
         threads: f64::from(vcpus),
         weight: 100,
         agent: true,
-        placement: Placement::Pool,
         min_usable: 1,
         enforced: true,
         in_use: vcpus,
@@ -202,7 +203,6 @@ fn input(index: usize, guest: &Guest) -> VmInput {
     VmInput {
         id: id(index),
         vcpus: Some(guest.vcpus),
-        placement: guest.placement,
         weight: guest.weight,
         min_usable: guest.min_usable,
         enforced: guest.enforced,

@@ -4,6 +4,7 @@
 
 mod figures;
 mod host;
+mod why;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,8 +15,9 @@ use std::time::Duration;
 
 use hint_proto::CpuSet;
 
-pub use self::figures::{Placement, PoolRates, Tick, VmRates};
+pub use self::figures::{PcpuRates, Tick, VmRates};
 pub use self::host::{Claimant, Group, Host, Pcpu, Threads};
+pub use self::why::{Limit, Pool, Rule, Turn, Wait, Why};
 
 /// CPUs' worth of time: 1.0 is one pCPU for all of the time.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Default)]
@@ -181,12 +183,14 @@ pub enum Reason {
     Unclassified,
     /// Measurements incomplete.
     Unmeasured,
-    /// May not run on all pCPUs of the pool.
+    /// None of the pCPUs that it may use is online.
     Pinned,
     /// Fixed by the configuration.
     Policy,
     /// Folded, it got less than its share, so it is left unfolded for some time.
     Starved,
+    /// It uses up its quota, or that of a group that it is in.
+    Quota,
 }
 
 impl fmt::Display for Reason {
@@ -205,6 +209,7 @@ impl fmt::Display for Reason {
             Self::Pinned => "pinned",
             Self::Policy => "policy",
             Self::Starved => "starved",
+            Self::Quota => "quota",
         })
     }
 }
@@ -312,8 +317,10 @@ pub struct VmView {
     pub usable: Option<u32>,
     /// Why.
     pub reason: Reason,
-    /// The decision in words, with its figures and what would change it.
-    pub explanation: String,
+    /// The decision's grounds, with its figures and what would change it; `None` before the first.
+    pub why: Option<Why>,
+    /// Its pCPUs' contention.
+    pub contention: Contention,
     /// Folds since the broker saw it first.
     pub folds: u64,
     /// Unfolds since then.

@@ -103,6 +103,7 @@ impl Outbox {
             contention: wire::contention(hint.contention).into(),
             reason: reason.into(),
             lease_ms: self.lease_ms,
+            keep: Vec::new(),
             mode: wire::mode(hint.mode).into(),
         }
     }
