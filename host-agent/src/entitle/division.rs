@@ -160,6 +160,9 @@ pub enum FaultKind {
     /// The parent is not among the groups: left out.
     #[error("expected a parent among the groups, found {0}; left out of the division")]
     Parent(usize),
+    /// Its group is left out, and so is it.
+    #[error("its group {0} is left out of the division, and so is it")]
+    Cut(usize),
     /// The parents go round in a circle: left out.
     #[error("its parents go round in a circle; left out of the division")]
     Cycle,

@@ -3,9 +3,14 @@
 //! Weighted max-min fairness over one pool: everybody gets what they want up to a common level for each unit of weight, and
 //! the level is the highest that the supply bears (Bertsekas and Gallager, Data Networks, §6.5.2, "progressive filling").
 
+mod curves;
 pub mod demand;
 mod division;
 mod engine;
+mod flow;
+mod report;
+mod solve;
+mod structure;
 
 pub use self::division::{
     Bound, Class, ClassId, CompetingSet, Division, Entitlement, Fault, FaultKind, Place,

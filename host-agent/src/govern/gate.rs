@@ -237,3 +237,147 @@ pub(super) fn wanted_bound(supply: Cpus) -> Cpus {
 fn idle_bound(supply: Cpus) -> Cpus {
     Cpus((IDLE_PART * supply.0).max(IDLE_LEAST * supply.0.min(1.0)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TICK: Duration = Duration::from_millis(100);
+
+    struct Pool {
+        state: Gate,
+        now: Duration,
+    }
+
+    impl Pool {
+        fn new() -> Self {
+            Self {
+                state: Gate::default(),
+                now: Duration::ZERO,
+            }
+        }
+
+        /// `ticks` ticks with so much idle of 2 pCPUs; the state after the last.
+        fn run(&mut self, ticks: u32, idle: f64, demand: f64) -> Contention {
+            let mut contention = Contention::Unknown;
+            for _ in 0..ticks {
+                self.now += TICK;
+                let figure = Figure {
+                    interval: TICK,
+                    busy: 1.0 - idle / 2.0,
+                    wanted: demand / 2.0,
+                    idle: Cpus(idle),
+                };
+                self.state.push(Cpus(2.0), figure);
+                if self.state.turn(self.now) {
+                    self.state.leave(self.now);
+                }
+                contention = self.state.contention();
+            }
+            contention
+        }
+    }
+
+    #[test]
+    fn full_pcpus_and_unmet_demand_are_contention_the_sooner_the_plainer() {
+        let mut pool = Pool::new();
+        assert_eq!(pool.run(20, 1.0, 0.9), Contention::None);
+        assert_eq!(pool.run(1, 0.0, 8.0), Contention::None);
+        assert_eq!(pool.run(1, 0.0, 8.0), Contention::Contended);
+        let mut pool = Pool::new();
+        assert_eq!(pool.run(20, 1.0, 0.9), Contention::None);
+        assert_eq!(pool.run(4, 0.0, 2.4), Contention::None);
+        assert_eq!(pool.run(1, 0.0, 2.4), Contention::Contended);
+    }
+
+    #[test]
+    fn demand_alone_or_full_pcpus_alone_are_none() {
+        let mut pool = Pool::new();
+        assert_eq!(pool.run(50, 0.2, 8.0), Contention::None, "90 % busy");
+        let mut pool = Pool::new();
+        assert_eq!(
+            pool.run(50, 0.0, 2.0),
+            Contention::None,
+            "full, and nobody waits"
+        );
+    }
+
+    #[test]
+    fn contention_is_left_for_idle_pcpus_and_not_for_lack_of_demand() {
+        let mut pool = Pool::new();
+        assert_eq!(pool.run(10, 0.0, 8.0), Contention::Contended);
+        assert_eq!(pool.run(600, 0.0, 2.0), Contention::Contended);
+        assert_eq!(
+            pool.run(600, 0.2, 1.8),
+            Contention::Contended,
+            "0.2 pCPUs idle is not idle"
+        );
+        assert_eq!(pool.run(30, 1.0, 0.5), Contention::None);
+    }
+
+    #[test]
+    fn an_undone_entry_doubles_the_wait_for_the_next() {
+        let mut pool = Pool::new();
+        let mut entries = Vec::new();
+        let mut before = Contention::None;
+        // A load that fills the pool while unfolded and leaves 0.4 pCPUs idle while folded.
+        for _ in 0..6000 {
+            let (idle, demand) = if before == Contention::Contended {
+                (0.4, 1.6)
+            } else {
+                (0.0, 3.0)
+            };
+            let now = pool.run(1, idle, demand);
+            if now == Contention::Contended && before != now {
+                entries.push(pool.now);
+            }
+            before = now;
+        }
+        let gaps: Vec<u64> = entries
+            .windows(2)
+            .map(|pair| (pair[1] - pair[0]).as_secs())
+            .collect();
+        assert!(
+            gaps.windows(2).take(3).all(|pair| pair[1] > pair[0]),
+            "{gaps:?}"
+        );
+        assert!(
+            entries.len() <= 9,
+            "{} entries in ten minutes",
+            entries.len()
+        );
+    }
+
+    #[test]
+    fn a_load_that_ends_is_no_undone_entry() {
+        let mut pool = Pool::new();
+        for round in 0..5 {
+            assert_eq!(
+                pool.run(6, 0.0, 8.0),
+                Contention::Contended,
+                "round {round}"
+            );
+            assert_eq!(pool.run(40, 1.9, 0.1), Contention::None, "round {round}");
+        }
+    }
+
+    #[test]
+    fn a_guest_that_was_just_given_more_has_time_to_use_it() {
+        let mut pool = Pool::new();
+        assert_eq!(pool.run(25, 0.0, 8.0), Contention::Contended);
+        pool.run(4, 1.0, 4.0);
+        pool.state.restart_idle(pool.now);
+        assert_eq!(pool.run(2, 1.0, 4.0), Contention::Contended);
+        assert_eq!(pool.run(50, 0.0, 4.0), Contention::Contended);
+    }
+
+    #[test]
+    fn without_figures_nothing_is_known() {
+        let mut pool = Pool::new();
+        assert_eq!(pool.run(10, 0.0, 8.0), Contention::Contended);
+        pool.state.forget();
+        assert_eq!(pool.state.contention(), Contention::Unknown);
+        assert_eq!(pool.state.idle(), None);
+        assert!(!pool.state.turn(pool.now + TICK));
+    }
+}

@@ -6,7 +6,7 @@ use super::damping::Damper;
 use super::gate::{Figure, Gate, Left};
 use super::input::{AgentState, VmInput};
 use crate::entitle::demand::Demand;
-use crate::model::{Contention, Cpus, VmId};
+use crate::model::{Cpus, VmId};
 
 /// A folded VM that wants its vCPUs and runs less than this part of what it is due, for so long, starves.
 const STARVED: f64 = 0.70;
@@ -26,7 +26,6 @@ pub(super) struct VmState {
     pub(super) demand: Demand,
     pub(super) damper: Damper,
     pub(super) quota: Gate,
-    pub(super) contention: Contention,
     pub(super) more: Spare,
     starves_since: Option<Duration>,
     pub(super) starved: Spared,
@@ -42,7 +41,6 @@ impl VmState {
             demand: Demand::default(),
             damper: Damper::default(),
             quota: Gate::default(),
-            contention: Contention::default(),
             more: Spare::default(),
             starves_since: None,
             starved: Spared::default(),

@@ -2,8 +2,8 @@
 //! each) or by thread (all in one cgroup). Agents answer one tick late.
 
 use super::*;
-use crate::entitle::{Claim, max_min};
-use crate::model::{Classes, Contention, PcpuRates, Threads, VmRates};
+use crate::entitle::Engine;
+use crate::model::{Claimant, Classes, Host, Pcpu, PcpuRates, Threads, VmRates};
 use hint_proto::CpuSet;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,6 +25,11 @@ struct Guest {
     fails: bool,
     /// What it says that it uses, if not the truth.
     claims: Option<u32>,
+    /// pCPUs that it may use, if not all.
+    cpus: Option<&'static str>,
+    quota: Option<f64>,
+    max_usable: Option<u32>,
+    fixed: Option<u32>,
 }
 
 fn busy(vcpus: u32) -> Guest {
@@ -39,11 +44,16 @@ fn busy(vcpus: u32) -> Guest {
         usable: vcpus,
         fails: false,
         claims: None,
+        cpus: None,
+        quota: None,
+        max_usable: None,
+        fixed: None,
     }
 }
 
 struct Rig {
     governor: Governor,
+    truth: Engine,
     now: Duration,
     pcpus: f64,
     host_work: f64,
@@ -59,6 +69,7 @@ impl Rig {
     fn new(pcpus: u32, guests: &[Guest]) -> Self {
         Self {
             governor: Governor::default(),
+            truth: Engine::default(),
             now: Duration::from_secs(100),
             pcpus: f64::from(pcpus),
             host_work: 0.0,
@@ -77,31 +88,7 @@ impl Rig {
             .iter()
             .map(|guest| guest.threads.min(f64::from(guest.in_use)))
             .collect();
-        let mut claims: Vec<Claim> = wants
-            .iter()
-            .zip(&self.guests)
-            .map(|(wants, guest)| {
-                let weight = if self.one_cgroup {
-                    wants.max(0.001)
-                } else {
-                    f64::from(guest.weight)
-                };
-                Claim {
-                    weight,
-                    demand: Cpus(*wants),
-                }
-            })
-            .collect();
-        claims.push(Claim {
-            weight: 100.0,
-            demand: Cpus(self.host_work),
-        });
-        let mut shares = max_min(Cpus(self.pcpus), &claims);
-        if let [first, .., last, _] = &mut shares[..] {
-            let lost = (last.0 * self.skew).min(wants[0] - first.0);
-            (*first, *last) = (Cpus(first.0 + lost), Cpus(last.0 - lost));
-        }
-        let idle = (self.pcpus - shares.iter().map(|share| share.0).sum::<f64>()).max(0.0);
+        let (shares, idle) = self.share_out(&wants);
         let vms = wants
             .iter()
             .zip(&shares)
@@ -117,21 +104,12 @@ impl Rig {
         let tick = Tick {
             at: self.now,
             interval: TICK,
-            pool: Some(PoolRates {
-                cpus: Cpus(self.pcpus),
-                idle: Cpus(idle),
-                ..PoolRates::default()
-            }),
+            pcpus: Some(idle),
             vms: vms.collect(),
             rejected: 0,
         };
-        let inputs: Vec<VmInput> = self
-            .guests
-            .iter()
-            .enumerate()
-            .map(|(index, guest)| input(index, guest))
-            .collect();
-        self.last = self.governor.step(&tick, &inputs, 100);
+        let inputs = self.inputs();
+        self.last = self.governor.step(&tick, &whole(&inputs)).clone();
         for (guest, decision) in self.guests.iter_mut().zip(&self.last.decisions) {
             guest.in_use = if guest.fails {
                 guest.vcpus
@@ -143,6 +121,76 @@ impl Rig {
             }
             self.changes += u32::from(decision.changed);
         }
+    }
+
+    /// What each guest runs, and how idle the pCPUs are.
+    fn share_out(&mut self, wants: &[f64]) -> (Vec<Cpus>, Vec<PcpuRates>) {
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a small whole number
+        let count = self.pcpus as u32;
+        let mut host = Host {
+            pcpus: (0..count)
+                .map(|id| Pcpu {
+                    id,
+                    supply: Cpus(1.0),
+                })
+                .collect(),
+            ..Host::default()
+        };
+        let claimant = |weight, wants, cap: Option<f64>, cpus: Option<&str>| Claimant {
+            parent: None,
+            weight,
+            demand: Cpus(wants),
+            shown: Cpus(wants),
+            all: Cpus(wants),
+            floor: Cpus::ZERO,
+            cap: cap.map(Cpus),
+            threads: Threads::Alike {
+                count: 1000,
+                cpus: cpus.map(|list| Arc::new(list.parse().unwrap())),
+            },
+        };
+        for (wants, guest) in wants.iter().zip(&self.guests) {
+            let weight = if self.one_cgroup {
+                wants.max(0.001)
+            } else {
+                f64::from(guest.weight)
+            };
+            host.claimants
+                .push(claimant(weight, *wants, guest.quota, guest.cpus));
+        }
+        host.claimants
+            .push(claimant(100.0, self.host_work, None, None));
+        let division = self.truth.divide(&host);
+        let mut shares: Vec<Cpus> = division
+            .claimants
+            .iter()
+            .map(|found| found.map_or(Cpus::ZERO, |found| found.share))
+            .collect();
+        if let [first, .., last, _] = &mut shares[..] {
+            let lost = (last.0 * self.skew).min(wants[0] - first.0);
+            (*first, *last) = (Cpus(first.0 + lost), Cpus(last.0 - lost));
+        }
+        let mut idle: Vec<PcpuRates> = (0..count)
+            .map(|pcpu| PcpuRates {
+                pcpu,
+                ..PcpuRates::default()
+            })
+            .collect();
+        for class in &division.classes {
+            let set = &division.sets[class.set];
+            for pcpu in &class.pcpus {
+                idle[*pcpu as usize].idle = Cpus((1.0 - set.given.0 / set.supply.0).max(0.0));
+            }
+        }
+        (shares, idle)
+    }
+
+    fn inputs(&self) -> Vec<VmInput> {
+        self.guests
+            .iter()
+            .enumerate()
+            .map(|(index, guest)| input(index, guest, self.pcpus))
+            .collect()
     }
 
     fn run(&mut self, seconds: f64) {
@@ -164,7 +212,7 @@ impl Rig {
         self.last
             .decisions
             .iter()
-            .map(|decision| decision.reason)
+            .map(Decision::reason)
             .collect()
     }
 
@@ -191,7 +239,7 @@ fn id(index: usize) -> VmId {
     }
 }
 
-fn input(index: usize, guest: &Guest) -> VmInput {
+fn input(index: usize, guest: &Guest, pcpus: f64) -> VmInput {
     // One that fails has the hint in `usable`, and could not do it.
     let agent = match guest {
         Guest { agent: false, .. } => AgentState::Absent,
@@ -200,13 +248,36 @@ fn input(index: usize, guest: &Guest) -> VmInput {
             in_use: Some(guest.claims.unwrap_or(guest.in_use)),
         },
     };
+    let cpus: CpuSet = guest
+        .cpus
+        .map_or_else(|| format!("0-{}", pcpus - 1.0), str::to_owned)
+        .parse()
+        .unwrap();
     VmInput {
         id: id(index),
-        vcpus: Some(guest.vcpus),
-        weight: guest.weight,
-        min_usable: guest.min_usable,
+        threads: Some(Threads::Alike {
+            count: guest.vcpus,
+            cpus: Some(Arc::new(cpus)),
+        }),
+        parent: None,
+        weight: f64::from(guest.weight),
+        quota: guest.quota.map(Cpus),
+        policy: Policy {
+            min_usable: guest.min_usable,
+            max_usable: guest.max_usable,
+            fixed: guest.fixed,
+            ..Policy::default()
+        },
         enforced: guest.enforced,
         agent,
+    }
+}
+
+fn whole(vms: &[VmInput]) -> Input<'_> {
+    Input {
+        groups: &[],
+        vms,
+        host_weight: 100.0,
     }
 }
 
@@ -225,9 +296,11 @@ fn two_busy_guests_fold_to_their_halves_and_stay() {
     );
     rig.run(600.0);
     assert_eq!((rig.usable(), rig.changes), (vec![1, 1], 2));
-    let explanation = &rig.last.decisions[0].explanation;
+    let explanation = rig.last.decisions[0].why.to_string();
     assert!(
-        explanation.contains("share 1.00 at weight 100 gives 1 of 4 vCPUs"),
+        explanation.contains(
+            "its share gives 1 of 4 vCPUs; CPUs wanted 8.00 of 2.00, share 1.00 at weight 100"
+        ),
         "{explanation}"
     );
 }
@@ -312,7 +385,7 @@ fn a_guest_without_an_agent_is_counted_and_left_alone() {
         rig.reasons(),
         [Reason::Contention, Reason::Contention, Reason::NoAgent]
     );
-    let explanation = &rig.last.decisions[2].explanation;
+    let explanation = rig.last.decisions[2].why.to_string();
     assert!(
         explanation.contains("no agent is connected") && explanation.contains("share 1.00"),
         "{explanation}"
@@ -325,13 +398,13 @@ fn an_agent_that_fails_is_left_alone_for_longer_and_longer() {
     rig.guests[0].fails = true;
     rig.run(600.0);
     assert_eq!(rig.usable()[1], 1);
-    let (folds, unfolds) = rig.governor.changes(id(0));
+    let Decision { folds, unfolds, .. } = rig.last.decisions[0];
     assert!(
         (2..=5).contains(&folds),
         "{folds} folds and {unfolds} unfolds in ten minutes"
     );
     assert_eq!((rig.usable()[0], rig.reasons()[0]), (4, Reason::NoAgent));
-    let explanation = &rig.last.decisions[0].explanation;
+    let explanation = rig.last.decisions[0].why.to_string();
     assert!(explanation.contains("could not apply"), "{explanation}");
 }
 
@@ -455,32 +528,22 @@ fn the_configuration_can_keep_a_guest_larger() {
 
 #[test]
 fn what_can_not_be_judged_keeps_all_its_vcpus() {
-    let mut pinned = busy(4);
-    pinned.placement = Placement::Overlapping;
-    let mut elsewhere = busy(4);
-    elsewhere.placement = Placement::Elsewhere;
-    let mut rig = Rig::new(2, &[busy(4), busy(4), pinned, elsewhere]);
-    rig.run(10.0);
-    assert_eq!(rig.usable(), [1, 1, 4, 4]);
-    assert_eq!(rig.reasons()[2..], [Reason::Pinned, Reason::Pinned]);
-
-    let mut unknown = input(0, &busy(4));
-    unknown.vcpus = None;
-    let step = Governor::default().step(
-        &Tick {
-            at: TICK,
-            interval: TICK,
-            ..Tick::default()
-        },
-        &[unknown, input(1, &busy(4))],
-        100,
-    );
+    let mut unknown = input(0, &busy(4), 2.0);
+    unknown.threads = None;
+    let inputs = [unknown, input(1, &busy(4), 2.0)];
+    let tick = Tick {
+        at: TICK,
+        interval: TICK,
+        ..Tick::default()
+    };
+    let mut governor = Governor::default();
+    let step = governor.step(&tick, &whole(&inputs));
     assert_eq!(
-        (step.decisions[0].usable, step.decisions[0].reason),
+        (step.decisions[0].usable, step.decisions[0].reason()),
         (None, Reason::Unclassified)
     );
     assert_eq!(
-        (step.decisions[1].usable, step.decisions[1].reason),
+        (step.decisions[1].usable, step.decisions[1].reason()),
         (Some(4), Reason::Unmeasured)
     );
     assert_eq!(
@@ -494,16 +557,11 @@ fn figures_that_end_unfold_the_guest() {
     let mut rig = Rig::new(2, &[busy(4), busy(4)]);
     rig.until(&[1, 1]);
     rig.run(3.0);
-    let inputs: Vec<VmInput> = rig
-        .guests
-        .iter()
-        .enumerate()
-        .map(|(index, guest)| input(index, guest))
-        .collect();
-    let pool = Some(PoolRates {
-        cpus: Cpus(2.0),
-        ..PoolRates::default()
-    });
+    let inputs = rig.inputs();
+    let busy = |pcpu| PcpuRates {
+        pcpu,
+        ..PcpuRates::default()
+    };
     let mut step = Step::default();
     for _ in 0..30 {
         rig.now += TICK;
@@ -512,20 +570,17 @@ fn figures_that_end_unfold_the_guest() {
             ..VmRates::default()
         };
         let vms = BTreeMap::from([(id(0), None), (id(1), Some(known))]);
-        step = rig.governor.step(
-            &Tick {
-                at: rig.now,
-                interval: TICK,
-                pool,
-                vms,
-                rejected: 0,
-            },
-            &inputs,
-            100,
-        );
+        let tick = Tick {
+            at: rig.now,
+            interval: TICK,
+            pcpus: Some(vec![busy(0), busy(1)]),
+            vms,
+            rejected: 0,
+        };
+        step = rig.governor.step(&tick, &whole(&inputs)).clone();
     }
     assert_eq!(
-        (step.decisions[0].usable, step.decisions[0].reason),
+        (step.decisions[0].usable, step.decisions[0].reason()),
         (Some(4), Reason::Unmeasured)
     );
     assert_eq!(

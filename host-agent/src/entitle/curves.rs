@@ -1,0 +1,358 @@
+//! What each claimant gets by weights, floors and limits alone, as pCPU time grows: a curve for each, over the *level* at the root
+//! of the tree. Which pCPUs the time comes from is no matter here.
+//!
+//! At level s a child of the root with weight w gets clamp(s·w, floor, limit); what a group gets is divided among its children
+//! in the same way, at a level of the group's own. Levels from −1 to 0 are for reservations that can't all be kept: there,
+//! children of the root get the part 1 + s of their floors.
+
+use super::division::{Fault, FaultKind, Place};
+use super::structure::Structure;
+use crate::model::{Cpus, Host};
+
+/// Weights outside of this range would drown in rounding.
+const WEIGHTS: (f64, f64) = (1e-6, 1e9);
+
+/// Weight and bounds of a child, in its parent's terms.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Child {
+    pub(super) weight: f64,
+    pub(super) floor: f64,
+    pub(super) limit: f64,
+}
+
+impl Child {
+    /// What it gets at a level, and how fast that grows with the root's level.
+    pub(super) fn at(&self, level: &Level) -> (f64, f64) {
+        let (by_weight, by_floor) = (level.level * self.weight, level.floors * self.floor);
+        if by_weight >= by_floor {
+            if by_weight < self.limit {
+                (by_weight, level.rise * self.weight)
+            } else {
+                (self.limit, 0.0)
+            }
+        } else {
+            (by_floor, level.floors_rise * self.floor)
+        }
+    }
+}
+
+/// How far a group has got.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Level {
+    /// What one unit of weight gets; infinite where every child has all that it may have.
+    pub(super) level: f64,
+    /// The part of their floors that the children get; 1 unless these can't all be kept.
+    pub(super) floors: f64,
+    /// How fast the level rises with the root's.
+    pub(super) rise: f64,
+    /// How fast the part of the floors does.
+    pub(super) floors_rise: f64,
+}
+
+impl Level {
+    /// The root's at `s`.
+    pub(super) fn of_root(s: f64) -> Self {
+        if s < 0.0 {
+            Self {
+                level: 0.0,
+                floors: 1.0 + s,
+                rise: 0.0,
+                floors_rise: 1.0,
+            }
+        } else {
+            Self {
+                level: s,
+                floors: 1.0,
+                rise: if s.is_finite() { 1.0 } else { 0.0 },
+                floors_rise: 0.0,
+            }
+        }
+    }
+}
+
+/// A knot of the piecewise linear sum of a branch's children over the branch's level.
+#[derive(Debug, Clone, Copy)]
+struct Knot {
+    at: f64,
+    sum: f64,
+    /// Of the piece that begins here.
+    slope: f64,
+}
+
+/// See the module. All by leaf or branch of the [`Structure`].
+#[derive(Debug, Default)]
+pub(super) struct Curves {
+    pub(super) leaves: Vec<Child>,
+    /// What a leaf could use if it wanted everything: by its threads, quota and pCPUs.
+    pub(super) own_limit: Vec<f64>,
+    /// What a leaf is promised, whatever it wants.
+    promised: Vec<f64>,
+    pub(super) branches: Vec<Child>,
+    /// The quota of each branch's group; infinite without one.
+    pub(super) caps: Vec<f64>,
+    group_floors: Vec<f64>,
+    /// Sums over a branch's children.
+    floors: Vec<f64>,
+    pub(super) limits: Vec<f64>,
+    knots: Vec<Vec<Knot>>,
+    events: Vec<(f64, f64)>,
+}
+
+impl Curves {
+    /// Reads weights, floors, quotas and demands. `reach` is what each node's pCPUs could
+    /// give it alone.
+    pub(super) fn fill(
+        &mut self,
+        host: &Host,
+        structure: &Structure,
+        reach: &[f64],
+        faults: &mut Vec<Fault>,
+    ) {
+        self.leaves.clear();
+        self.own_limit.clear();
+        self.promised.clear();
+        for leaf in &structure.leaves {
+            let claimant = &host.claimants[leaf.claimant];
+            let mut check = Check {
+                place: Place::Claimant(leaf.claimant),
+                faults,
+            };
+            let weight = check.weight(claimant.weight);
+            let all = check.figure("all", claimant.all, f64::INFINITY);
+            let cap = claimant
+                .cap
+                .map_or(f64::INFINITY, |cap| check.figure("cap", cap, f64::INFINITY));
+            let demand = check.figure("demand", claimant.demand, 0.0);
+            let promised = check.figure("floor", claimant.floor, 0.0);
+            let own_limit = all.min(cap).min(leaf.threads).min(reach[leaf.node]);
+            let limit = demand.min(own_limit);
+            self.own_limit.push(own_limit);
+            self.promised.push(promised);
+            self.leaves.push(Child {
+                weight,
+                floor: promised.min(limit),
+                limit,
+            });
+        }
+        let count = structure.branches.len();
+        self.branches.clear();
+        self.branches.resize(count, Child::default());
+        self.caps.clear();
+        self.caps.resize(count, f64::INFINITY);
+        self.group_floors.clear();
+        self.group_floors.resize(count, 0.0);
+        self.floors.clear();
+        self.floors.resize(count, 0.0);
+        self.limits.clear();
+        self.limits.resize(count, 0.0);
+        self.knots.resize_with(count, Vec::new);
+        for (index, branch) in structure.branches.iter().enumerate() {
+            let Some(place) = branch.group else {
+                continue;
+            };
+            let group = &host.groups[place];
+            let mut check = Check {
+                place: Place::Group(place),
+                faults,
+            };
+            self.branches[index].weight = check.weight(group.weight);
+            self.group_floors[index] = check.figure("floor", group.floor, 0.0);
+            self.caps[index] = group
+                .cap
+                .map_or(f64::INFINITY, |cap| check.figure("cap", cap, f64::INFINITY));
+        }
+        for branch in (0..count).rev() {
+            self.bound(structure, branch);
+            self.draw(structure, branch);
+        }
+    }
+
+    /// Lets a leaf want up to `limit`, or no more than it, and draws what follows from that anew.
+    pub(super) fn set_limit(&mut self, structure: &Structure, leaf: usize, limit: f64) {
+        self.leaves[leaf].limit = limit;
+        self.leaves[leaf].floor = self.promised[leaf].min(limit);
+        let mut branch = structure.leaves[leaf].branch;
+        loop {
+            self.bound(structure, branch);
+            self.draw(structure, branch);
+            if branch == 0 {
+                return;
+            }
+            branch = structure.branches[branch].parent;
+        }
+    }
+
+    /// Floor and limit of a branch, by its children's.
+    fn bound(&mut self, structure: &Structure, index: usize) {
+        let branch = &structure.branches[index];
+        let (mut floors, mut limits) = (0.0, 0.0);
+        for leaf in &branch.leaves {
+            floors += self.leaves[*leaf].floor;
+            limits += self.leaves[*leaf].limit;
+        }
+        for child in &branch.branches {
+            floors += self.branches[*child].floor;
+            limits += self.branches[*child].limit;
+        }
+        self.floors[index] = floors;
+        self.limits[index] = limits;
+        let limit = limits.min(self.caps[index]);
+        self.branches[index].limit = limit;
+        self.branches[index].floor = self.group_floors[index].max(floors).min(limit);
+    }
+
+    /// The knots of a branch, by its children's bounds.
+    fn draw(&mut self, structure: &Structure, index: usize) {
+        let branch = &structure.branches[index];
+        let (leaves, branches) = (&self.leaves, &self.branches);
+        let children = branch
+            .leaves
+            .iter()
+            .map(|leaf| &leaves[*leaf])
+            .chain(branch.branches.iter().map(|child| &branches[*child]));
+        self.events.clear();
+        for child in children {
+            if child.limit > child.floor {
+                if child.floor > 0.0 {
+                    self.events.push((child.floor / child.weight, child.weight));
+                }
+                self.events
+                    .push((child.limit / child.weight, -child.weight));
+            }
+        }
+        self.events.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
+        let knots = &mut self.knots[index];
+        knots.clear();
+        // From the end, where nobody grows any more, so that most weights are added and not taken off.
+        let mut slope = 0.0;
+        for (at, change) in self.events.iter().rev() {
+            knots.push(Knot {
+                at: *at,
+                sum: 0.0,
+                slope,
+            });
+            slope = f64::max(slope - change, 0.0);
+        }
+        knots.push(Knot {
+            at: 0.0,
+            sum: 0.0,
+            slope,
+        });
+        knots.reverse();
+        let (mut at, mut sum, mut slope) = (0.0, self.floors[index], 0.0);
+        for knot in knots {
+            sum += (knot.at - at) * slope;
+            knot.sum = sum;
+            (at, slope) = (knot.at, knot.slope);
+        }
+    }
+
+    /// The level of a branch that gets `sum`, which rises at `rise`.
+    pub(super) fn settle(&self, branch: usize, sum: f64, rise: f64) -> Level {
+        let floors = self.floors[branch];
+        if sum < floors {
+            return Level {
+                level: 0.0,
+                floors: sum / floors,
+                rise: 0.0,
+                floors_rise: rise / floors,
+            };
+        }
+        let knots = &self.knots[branch];
+        let after = knots.partition_point(|knot| knot.sum <= sum);
+        let (level, rise) = match after.checked_sub(1).map(|index| knots[index]) {
+            Some(knot) if after < knots.len() && knot.slope > 0.0 => {
+                (knot.at + (sum - knot.sum) / knot.slope, rise / knot.slope)
+            }
+            _ => (f64::INFINITY, 0.0),
+        };
+        Level {
+            level,
+            floors: 1.0,
+            rise,
+            floors_rise: 0.0,
+        }
+    }
+
+    /// The root's level from which nobody gets more.
+    pub(super) fn top(&self) -> f64 {
+        self.knots[0].last().map_or(0.0, |knot| knot.at)
+    }
+
+    /// The levels of some branches, parents first, at the root's level `s`.
+    pub(super) fn levels(
+        &self,
+        structure: &Structure,
+        branches: &[usize],
+        s: f64,
+        levels: &mut [Level],
+    ) {
+        levels[0] = Level::of_root(s);
+        for branch in branches {
+            let above = levels[structure.branches[*branch].parent];
+            let (sum, rise) = self.branches[*branch].at(&above);
+            levels[*branch] = self.settle(*branch, sum, rise);
+        }
+    }
+
+    /// What the claimants of some nodes get together, and how fast that rises.
+    pub(super) fn sum(
+        &self,
+        structure: &Structure,
+        nodes: &[usize],
+        levels: &[Level],
+    ) -> (f64, f64) {
+        let mut total = (0.0, 0.0);
+        for node in nodes {
+            let part = self.node(structure, *node, levels);
+            total = (total.0 + part.0, total.1 + part.1);
+        }
+        total
+    }
+
+    /// What the claimants of a node get together, and how fast that rises.
+    pub(super) fn node(&self, structure: &Structure, node: usize, levels: &[Level]) -> (f64, f64) {
+        let mut total = (0.0, 0.0);
+        for bucket in &structure.buckets[structure.nodes[node].buckets.clone()] {
+            let level = &levels[bucket.branch];
+            for leaf in &self.leaves[bucket.leaves.clone()] {
+                let (sum, rise) = leaf.at(level);
+                total = (total.0 + sum, total.1 + rise);
+            }
+        }
+        total
+    }
+}
+
+/// Reads figures that may be none.
+struct Check<'a> {
+    place: Place,
+    faults: &'a mut Vec<Fault>,
+}
+
+impl Check<'_> {
+    fn weight(&mut self, weight: f64) -> f64 {
+        if weight.is_finite() && weight > 0.0 {
+            weight.clamp(WEIGHTS.0, WEIGHTS.1)
+        } else {
+            self.report(FaultKind::Weight(weight));
+            1.0
+        }
+    }
+
+    fn figure(&mut self, name: &'static str, figure: Cpus, otherwise: f64) -> f64 {
+        if figure.0 >= 0.0 {
+            figure.0
+        } else {
+            self.report(FaultKind::Figure(name, figure.0));
+            otherwise
+        }
+    }
+
+    fn report(&mut self, kind: FaultKind) {
+        self.faults.push(Fault {
+            place: self.place,
+            kind,
+        });
+    }
+}
