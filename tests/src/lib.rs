@@ -19,6 +19,7 @@ pub mod load;
 pub mod lock;
 pub mod mounts;
 pub mod process;
+pub mod sim;
 pub mod skip;
 pub mod vsock;
 
