@@ -17,6 +17,10 @@ packages=(
     util-linux      # chrt in the guest, setpriv and unshare on the host
     rt-tests        # hackbench
     socat           # talks vsock in the guest
+    libvirt-daemon-system      # real libvirt, started by its test alone
+    libvirt-daemon-driver-qemu # its driver
+    libvirt-clients            # virsh
+    dbus                       # libvirt's bus
     ca-certificates # crates.io over TLS
     gcc             # linker for Rust
     binutils        # strip, for programs that go into a virtual host

@@ -181,9 +181,9 @@ pub struct VmPolicy {
     /// How far to go with it at most.
     #[serde(default = "furthest")]
     pub mode: Mode,
-    /// Its weight, 1 to 10 000.
-    #[serde(default = "default_weight", deserialize_with = "weight")]
-    pub weight: u32,
+    /// Its weight among its siblings in place of its CPU group's, 1 to 10 000.
+    #[serde(default, deserialize_with = "weight_or_none")]
+    pub weight: Option<u32>,
     /// Never fewer usable vCPUs than this; 1 or more.
     #[serde(default = "one", deserialize_with = "at_least_one")]
     pub min_usable: u32,
@@ -207,7 +207,7 @@ impl Default for VmPolicy {
             name: None,
             uuid: None,
             mode: furthest(),
-            weight: DEFAULT_WEIGHT,
+            weight: None,
             min_usable: 1,
             max_usable: None,
             usable: None,
@@ -231,10 +231,6 @@ impl VmPolicy {
 
 fn furthest() -> Mode {
     Mode::Enforce
-}
-
-fn default_weight() -> u32 {
-    DEFAULT_WEIGHT
 }
 
 fn one() -> u32 {
@@ -383,6 +379,10 @@ fn weight<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
 
 fn at_least_one<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
     within_u32(deserializer, 1, hint_proto::MAX_CPUS)
+}
+
+fn weight_or_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
+    weight(deserializer).map(Some)
 }
 
 fn at_least_one_or_none<'de, D: Deserializer<'de>>(

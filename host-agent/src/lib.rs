@@ -9,7 +9,11 @@ pub mod ctl;
 pub mod daemon;
 pub mod discover;
 pub mod entitle;
+#[cfg(test)]
+mod fixture;
 pub mod govern;
+#[cfg(test)]
+mod layouts;
 pub mod metrics;
 pub mod model;
 pub mod observe;

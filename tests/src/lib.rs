@@ -15,12 +15,14 @@ pub mod guest;
 pub mod host;
 pub mod initramfs;
 pub mod kvm;
+pub mod libvirt;
 pub mod load;
 pub mod lock;
 pub mod mounts;
 pub mod process;
 pub mod sim;
 pub mod skip;
+pub mod vm_process;
 pub mod vsock;
 
 pub use broker::{Broker, BrokerError, BrokerSpec};

@@ -18,6 +18,10 @@ pub enum Need {
     Kvm,
     /// A kernel with debugfs; it need not be mounted.
     Debugfs,
+    /// QEMU.
+    Qemu,
+    /// libvirt's daemon for QEMU, and what it needs.
+    Libvirt,
 }
 
 impl Need {
@@ -43,8 +47,17 @@ impl Need {
                     .any(|line| line.split_whitespace().last() == Some("debugfs"));
                 (!there).then(|| "debugfs in this kernel".to_owned())
             }
+            Self::Qemu => missing_program(&["qemu-system-x86_64"]),
+            Self::Libvirt => missing_program(&["libvirtd", "virsh", "dbus-daemon"])
+                .or_else(|| Self::Qemu.missing())
+                .or_else(|| Controller::find().err().map(|error| error.to_string())),
         }
     }
+}
+
+fn missing_program(names: &[&str]) -> Option<String> {
+    let missing = names.iter().find_map(|name| assets::program(name).err());
+    missing.map(|error| error.to_string())
 }
 
 /// Can the test run? If not, the skip is printed and noted.

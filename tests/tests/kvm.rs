@@ -6,10 +6,9 @@
 )]
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{PermissionsExt, chown};
-use std::os::unix::process::CommandExt;
-use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -23,6 +22,7 @@ use hint_proto::CpuSet;
 use lab::mounts::HostView;
 use lab::process::find_program;
 use lab::skip::{self, Need};
+use lab::vm_process::VmProcess;
 use lab::{assets, lock};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -30,64 +30,10 @@ const SOON: Duration = Duration::from_secs(60);
 /// The user and group that own nothing.
 const NOBODY: u32 = 65_534;
 
-/// A running `lab-kvm-vm`.
-struct VmProcess {
-    child: Child,
-    answers: BufReader<ChildStdout>,
-}
-
-impl VmProcess {
-    /// Starts it under the name of a program, with its vCPUs running.
-    fn start(program: &str, arguments: &[&str]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_lab-kvm-vm"))
-            .arg0(program)
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let answers = BufReader::new(child.stdout.take().unwrap());
-        let mut vm = Self { child, answers };
-        vm.expect("ready");
-        vm
-    }
-
-    fn expect(&mut self, word: &str) {
-        let mut line = String::new();
-        self.answers.read_line(&mut line).unwrap();
-        assert_eq!(line.trim_end(), word);
-    }
-
-    fn add_vcpu(&mut self) {
-        self.child
-            .stdin
-            .as_mut()
-            .unwrap()
-            .write_all(b"add\n")
-            .unwrap();
-        self.expect("added");
-    }
-
-    fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
-    fn terminate(mut self) -> ExitStatus {
-        kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
-        self.child.wait().unwrap()
-    }
-
-    fn close_input(mut self) -> ExitStatus {
-        drop(self.child.stdin.take());
-        self.child.wait().unwrap()
-    }
-}
-
-impl Drop for VmProcess {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// Starts it under the name of a program, with its vCPUs running.
+fn start_vm(program: &str, arguments: &[&str]) -> VmProcess {
+    let path = Path::new(env!("CARGO_BIN_EXE_lab-kvm-vm"));
+    VmProcess::start(path, program, arguments).unwrap()
 }
 
 /// Scans until what is found of one process is as wanted, and gives that.
@@ -147,7 +93,7 @@ fn debugfs_tells_the_vcpus_of_any_vmm() {
     let _cores = lock::cores().unwrap();
     let host = HostView::with_debugfs().unwrap();
     let mut discovery = Discovery::new(Root::new(host.root()), false);
-    let mut vm = VmProcess::start("some-new-vmm", &["--vcpus", "3"]);
+    let mut vm = start_vm("some-new-vmm", &["--vcpus", "3"]);
     let pid = vm.pid();
 
     let found = scan_until(&mut discovery, pid, has_vcpus(3)).unwrap();
@@ -165,7 +111,7 @@ fn debugfs_tells_the_vcpus_of_any_vmm() {
     assert_eq!(debugfs_complaints(&mut discovery), [""; 0]);
 
     let before = threads.clone();
-    vm.add_vcpu();
+    vm.add_vcpu().unwrap();
     let found = scan_until(&mut discovery, pid, has_vcpus(4)).unwrap();
     let Vcpus::Known(threads) = found.vm.vcpus else {
         unreachable!("has_vcpus")
@@ -176,7 +122,7 @@ fn debugfs_tells_the_vcpus_of_any_vmm() {
             .all(|(index, tid)| threads.get(index) == Some(tid))
     );
 
-    assert!(vm.terminate().success());
+    assert!(vm.terminate().unwrap().success());
     scan_until(&mut discovery, pid, |found| found.is_none());
 }
 
@@ -201,7 +147,7 @@ fn thread_names_tell_the_vcpus_where_debugfs_does_not() {
         "-device",
         "vhost-vsock-pci,guest-cid=33",
     ];
-    let mut vm = VmProcess::start("/usr/bin/qemu-system-x86_64", &arguments);
+    let mut vm = start_vm("/usr/bin/qemu-system-x86_64", &arguments);
     let pid = vm.pid();
 
     let found = scan_until(&mut discovery, pid, has_vcpus(2)).unwrap();
@@ -218,9 +164,9 @@ fn thread_names_tell_the_vcpus_where_debugfs_does_not() {
     assert_eq!(complaints.len(), 1);
     assert!(complaints[0].contains("mount -t debugfs"), "{complaints:?}");
 
-    vm.add_vcpu();
+    vm.add_vcpu().unwrap();
     scan_until(&mut discovery, pid, has_vcpus(3));
-    assert!(vm.close_input().success());
+    assert!(vm.close_input().unwrap().success());
     scan_until(&mut discovery, pid, |found| found.is_none());
 }
 
@@ -235,15 +181,15 @@ fn vcpus_that_nothing_tells_are_unclassified_with_the_reason() {
     let _cores = lock::cores().unwrap();
     let host = HostView::without_debugfs().unwrap();
     let mut discovery = Discovery::new(Root::new(host.root()), false);
-    let unnamed = VmProcess::start("qemu-system-x86_64", &["--vcpus", "2"]);
+    let unnamed = start_vm("qemu-system-x86_64", &["--vcpus", "2"]);
     let why = unclassified(&mut discovery, unnamed.pid());
     assert!(why.contains("debug-threads=on, or mount debugfs"), "{why}");
-    let unknown = VmProcess::start("some-new-vmm", &["--vcpus", "2", "--named"]);
+    let unknown = start_vm("some-new-vmm", &["--vcpus", "2", "--named"]);
     let why = unclassified(&mut discovery, unknown.pid());
     assert!(why.contains("no VMM whose thread names are known"), "{why}");
 
     // Mixed up, the vCPUs of two VMs would be one VM of their sum; debugfs could tell them apart, but they are one process.
-    let two = VmProcess::start("qemu-system-x86_64", &["--vms", "2", "--named"]);
+    let two = start_vm("qemu-system-x86_64", &["--vms", "2", "--named"]);
     for host in [host, HostView::with_debugfs().unwrap()] {
         let mut discovery = Discovery::new(Root::new(host.root()), false);
         let why = unclassified(&mut discovery, two.pid());
@@ -262,7 +208,7 @@ fn spinning_vcpus_show_their_number_as_demand() {
     let _cores = lock::cores().unwrap();
     let host = HostView::with_debugfs().unwrap();
     for vcpus in [1u32, 2, 5] {
-        let vm = VmProcess::start("some-new-vmm", &["--vcpus", &vcpus.to_string()]);
+        let vm = start_vm("some-new-vmm", &["--vcpus", &vcpus.to_string()]);
         let root = Root::new(host.root());
         let mut discovery = Discovery::new(root.clone(), false);
         let wanted = has_vcpus(usize::try_from(vcpus).unwrap());
@@ -316,7 +262,7 @@ fn a_broker_without_rights_says_what_it_may_not_see() {
         return;
     }
     let _cores = lock::cores().unwrap();
-    let vm = VmProcess::start("qemu-system-x86_64", &["--vcpus", "2", "--named"]);
+    let vm = start_vm("qemu-system-x86_64", &["--vcpus", "2", "--named"]);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path();
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();

@@ -10,11 +10,15 @@ use super::view::{Drawing, draw};
 use crate::config::Config;
 use crate::discover::{Discovery, Found, Scan};
 use crate::govern::{Decision, Governor, Input};
-use crate::model::{Hint, HostView, Mode, Tick, Vcpus, Vm, VmId};
+use crate::model::{Hint, HostView, Mode, Tick, Topology, Vcpus, Vm, VmId};
+use crate::observe::cgroups::{Cgroups, GroupScan};
 use crate::observe::rates::Rates;
-use crate::observe::{Observer, Sample};
+use crate::observe::{Observer, Sample, TopologyScan};
 use crate::publish::Publisher;
 use crate::root::Root;
+
+/// How often CPU groups are read: `virsh` and systemd change them, and nobody does so often.
+const GROUPS_EVERY: Duration = Duration::from_secs(1);
 
 /// A VM's counters since the broker saw it first.
 #[derive(Debug, Clone, Copy, Default)]
@@ -31,11 +35,14 @@ pub(super) struct Host {
     started: Instant,
     discovery: Discovery,
     observer: Observer,
+    cgroups: Cgroups,
+    groups: GroupScan,
+    next_groups: Duration,
     rates: Rates,
     governor: Governor,
     scan: Scan,
     next_scan: Duration,
-    common: Option<CpuSet>,
+    topology: TopologyScan,
     online: CpuSet,
     inputs: Inputs,
     inputs_due: bool,
@@ -51,12 +58,15 @@ impl Host {
             epoch,
             started: Instant::now(),
             discovery: Discovery::new(root.clone(), config.discover.tcg),
-            observer: Observer::new(root),
+            observer: Observer::new(root.clone()),
+            cgroups: Cgroups::new(root),
+            groups: GroupScan::default(),
+            next_groups: Duration::ZERO,
             rates: Rates::default(),
             governor: Governor::default(),
             scan: Scan::default(),
             next_scan: Duration::ZERO,
-            common: None,
+            topology: TopologyScan::default(),
             online: CpuSet::new(),
             inputs: Inputs::default(),
             inputs_due: true,
@@ -79,6 +89,11 @@ impl Host {
         }
         let started = self.started;
         let vms: Vec<Vm> = self.scan.vms.iter().map(|found| found.vm.clone()).collect();
+        if started.elapsed() >= self.next_groups {
+            self.groups = self.cgroups.scan(&vms);
+            self.inputs_due = true;
+            self.next_groups = started.elapsed() + GROUPS_EVERY;
+        }
         let sample = self
             .observer
             .sample(&vms, || started.elapsed(), self.governor.may_queue());
@@ -122,7 +137,7 @@ impl Host {
         log_arrivals(&self.scan.vms, &scan.vms);
         let vms: Vec<Vm> = scan.vms.iter().map(|found| found.vm.clone()).collect();
         publisher.set_vms(&vms);
-        self.common = self.observer.common_cpus();
+        self.topology = self.observer.topology().clone();
         self.scan = scan;
         self.inputs_due = true;
         self.next_scan = self.started.elapsed() + self.config.discover.rescan;
@@ -136,9 +151,16 @@ impl Host {
             self.inputs_due = true;
         }
         if std::mem::take(&mut self.inputs_due) {
-            let common = self.common.as_ref().unwrap_or(&self.online);
-            self.inputs
-                .follow(&self.scan.vms, &self.config, common, &self.online);
+            let topology = self.topology.topology.as_ref();
+            let common = topology.map_or_else(|| self.online.clone(), Topology::common);
+            let found = &self.scan.vms;
+            self.inputs.follow(
+                found,
+                &self.groups.tree,
+                &self.config,
+                &common,
+                &self.online,
+            );
         }
     }
 
@@ -175,15 +197,16 @@ impl Host {
                 );
             }
         }
-        let mut degraded: BTreeSet<String> =
-            self.scan.degraded.iter().chain(sampled).cloned().collect();
+        let mut degraded: BTreeSet<String> = self
+            .scan
+            .degraded
+            .iter()
+            .chain(&self.groups.degraded)
+            .chain(&self.topology.degraded)
+            .chain(sampled)
+            .cloned()
+            .collect();
         degraded.extend(publisher.degraded());
-        if self.common.is_none() {
-            degraded.insert(
-                "/sys/devices/system/cpu/online can't be read: isolated CPUs count as common ones"
-                    .to_owned(),
-            );
-        }
         for message in degraded.difference(&self.degraded) {
             tracing::warn!("degraded: {message}");
         }

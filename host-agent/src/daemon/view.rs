@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use hint_proto::CpuSet;
 
 use super::host::Totals;
-use crate::config::Config;
+use crate::config::{Config, DEFAULT_WEIGHT};
 use crate::discover::Found;
 use crate::govern::{Decision, Step};
 use crate::model::{Agent, Contention, HostView, Reason, VmId, VmView};
@@ -56,7 +56,7 @@ fn draw_vm(drawing: &Drawing<'_>, found: &Found, decision: Option<&Decision>) ->
     VmView {
         vm: found.vm.clone(),
         mode: policy.mode,
-        weight: policy.weight,
+        weight: decision.map_or(DEFAULT_WEIGHT, |decision| whole(decision.why.weight)),
         run: decision.and_then(|decision| decision.run),
         run_delay: decision.and_then(|decision| decision.run_delay),
         run_total: totals.run,
@@ -71,4 +71,10 @@ fn draw_vm(drawing: &Drawing<'_>, found: &Found, decision: Option<&Decision>) ->
         unfolds: decision.map_or(0, |decision| decision.unfolds),
         agent: drawing.agents.get(&id).cloned(),
     }
+}
+
+/// A weight as it is shown; cgroup v1's shares give fractions.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // the cast saturates, and NaN gives 0
+fn whole(weight: f64) -> u32 {
+    (weight.round() as u32).max(1)
 }

@@ -4,6 +4,8 @@
 //! `/proc` and KVM's debugfs; it measures nothing.
 
 pub mod process;
+mod qmp;
+mod scope;
 mod vcpus;
 mod vhost_vsock;
 pub mod vmm;
@@ -15,8 +17,10 @@ use std::path::{Path, PathBuf};
 use hint_proto::CpuSet;
 
 use self::process::Process;
+use self::qmp::Monitors;
 use crate::model::{Accelerator, Vcpus, Vm, VmId};
 use crate::root::{ReadError, Root};
+use crate::text::printable;
 
 /// A process is looked at in each of its first scans, since it may open its VM a while after its start, and then once in so
 /// many scans.
@@ -41,6 +45,9 @@ pub struct Found {
     pub allowed: Option<CpuSet>,
     /// CPUs that any of its vCPU threads may run on; empty when not known.
     pub reach: CpuSet,
+    /// CPUs that the thread of each vCPU may run on, by vCPU index; cpusets are in them already. A vCPU that is missing is not
+    /// known.
+    pub affinity: BTreeMap<u32, CpuSet>,
 }
 
 /// Finds VMs, again and again; keeps what it knows of processes so that a scan of a host with many is cheap.
@@ -49,9 +56,10 @@ pub struct Discovery {
     root: Root,
     count_tcg: bool,
     seen: BTreeMap<VmId, Seen>,
+    monitors: Monitors,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Seen {
     scans: u32,
     is_vm: bool,
@@ -76,6 +84,7 @@ impl Discovery {
             root,
             count_tcg,
             seen: BTreeMap::new(),
+            monitors: Monitors::default(),
         }
     }
 
@@ -104,6 +113,8 @@ impl Discovery {
             }
         }
         self.seen.retain(|id, _| alive.contains(id));
+        self.monitors.retain(|id| alive.contains(id));
+        scan.degraded.extend(shared_uuids(&scan.vms));
         let failed = self.seen.values().filter_map(|seen| seen.failed.as_ref());
         let (denied, broken): (Vec<_>, Vec<_>) =
             failed.partition(|failure| failure.error.is_denied());
@@ -148,13 +159,7 @@ impl Discovery {
         id: VmId,
         back_ends: &mut Option<Vec<Process>>,
     ) -> Result<Option<Found>, ReadError> {
-        let seen = self.seen.entry(id).or_insert(Seen {
-            scans: 0,
-            is_vm: false,
-            kvm_fds: Vec::new(),
-            hybrid_socket: None,
-            failed: None,
-        });
+        let seen = self.seen.entry(id).or_default();
         seen.scans = seen.scans.saturating_add(1);
         let due = seen.is_vm || seen.scans <= YOUNG_SCANS || seen.scans.is_multiple_of(OLD_EVERY);
         if !due {
@@ -176,9 +181,14 @@ impl Discovery {
             _ => return Ok(None),
         };
         seen.is_vm = true;
+        let mut identity = vmm.map(|vmm| vmm.identify(&process)).unwrap_or_default();
+        let ask = |threads: &BTreeSet<u32>| {
+            self.monitors
+                .vcpus(&self.root, id, &identity.monitors, threads)
+        };
         let vcpus = match seen.kvm_fds.as_slice() {
-            [] => vcpus::find(&self.root, id.pid, None, vmm)?,
-            [fd] => vcpus::find(&self.root, id.pid, Some(*fd), vmm)?,
+            [] => vcpus::find(&self.root, id.pid, None, vmm, ask)?,
+            [fd] => vcpus::find(&self.root, id.pid, Some(*fd), vmm, ask)?,
             several => {
                 let why = format!(
                     "one process holds {} KVM VMs; the broker needs one process a VM",
@@ -187,7 +197,15 @@ impl Discovery {
                 Vcpus::Unclassified(why)
             }
         };
-        let mut identity = vmm.map(|vmm| vmm.identify(&process)).unwrap_or_default();
+        if identity.name.is_empty() {
+            // A VM that systemd-machined knows has its name there.
+            let groups = self.root.read_text(&format!("proc/{}/cgroup", id.pid));
+            identity.name = groups
+                .ok()
+                .flatten()
+                .and_then(|groups| scope::name(&groups))
+                .unwrap_or_default();
+        }
         if identity.hybrid_socket.is_none() && !identity.vhost_user_sockets.is_empty() {
             if seen.hybrid_socket.is_none() {
                 let back_ends = back_ends.get_or_insert_with(|| vhost_vsock_processes(&self.root));
@@ -196,7 +214,7 @@ impl Discovery {
             }
             identity.hybrid_socket.clone_from(&seen.hybrid_socket);
         }
-        let (allowed, reach) = self.allowed(id.pid, &vcpus)?;
+        let affinity = self.affinity(id.pid, &vcpus)?;
         let vm = Vm {
             id,
             name: identity.name,
@@ -206,26 +224,53 @@ impl Discovery {
             cid: identity.cid,
             hybrid_socket: identity.hybrid_socket,
         };
-        Ok(Some(Found { vm, allowed, reach }))
+        let first = affinity.values().next();
+        Ok(Some(Found {
+            vm,
+            allowed: first
+                .filter(|first| affinity.values().all(|set| set == *first))
+                .cloned(),
+            reach: affinity
+                .values()
+                .fold(CpuSet::new(), |reach, set| reach.union(set)),
+            affinity,
+        }))
     }
 
-    fn allowed(&self, pid: u32, vcpus: &Vcpus) -> Result<(Option<CpuSet>, CpuSet), ReadError> {
+    fn affinity(&self, pid: u32, vcpus: &Vcpus) -> Result<BTreeMap<u32, CpuSet>, ReadError> {
+        let mut affinity = BTreeMap::new();
         let Vcpus::Known(threads) = vcpus else {
-            return Ok((None, CpuSet::new()));
+            return Ok(affinity);
         };
-        let mut sets = Vec::new();
-        for tid in threads.values() {
-            sets.extend(process::allowed_cpus(&self.root, pid, *tid)?);
+        for (index, tid) in threads {
+            if let Some(cpus) = process::allowed_cpus(&self.root, pid, *tid)? {
+                affinity.insert(*index, cpus);
+            }
         }
-        let reach = sets
-            .iter()
-            .fold(CpuSet::new(), |reach, set| reach.union(set));
-        let same = sets
-            .first()
-            .filter(|first| sets.iter().all(|set| set == *first))
-            .cloned();
-        Ok((same, reach))
+        Ok(affinity)
     }
+}
+
+/// Two VMs with one UUID are shown as two; the one that a migration brings or leaves behind runs nothing.
+fn shared_uuids(vms: &[Found]) -> Vec<String> {
+    let mut by_uuid: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for found in vms {
+        if let Some(uuid) = &found.vm.uuid {
+            by_uuid
+                .entry(uuid)
+                .or_default()
+                .push(found.vm.id.to_string());
+        }
+    }
+    let shared = by_uuid.into_iter().filter(|(_, ids)| ids.len() > 1);
+    let messages = shared.map(|(uuid, ids)| {
+        format!(
+            "VMs {} have the same UUID {}: if no migration is under way, one of them should not run",
+            ids.join(" and "),
+            printable(uuid)
+        )
+    });
+    messages.collect()
 }
 
 fn vhost_vsock_processes(root: &Root) -> Vec<Process> {

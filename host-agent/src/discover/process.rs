@@ -5,6 +5,7 @@ use std::path::Path;
 
 use hint_proto::CpuSet;
 
+use super::vmm::after_prefix;
 use crate::procfs::stat_fields;
 use crate::root::{ReadError, Root};
 
@@ -122,6 +123,17 @@ pub fn allowed_cpus(root: &Root, pid: u32, tid: u32) -> Result<Option<CpuSet>, R
     from_status(root, &relative, "a line Cpus_allowed_list", |line| {
         CpuSet::parse_list(line.strip_prefix("Cpus_allowed_list:")?).ok()
     })
+}
+
+/// The number of the vCPU that a thread's cgroup says it is: libvirt gives each its own group `vcpuN`.
+///
+/// # Errors
+/// When its `cgroup` can't be read.
+pub fn vcpu_group(root: &Root, pid: u32, tid: u32) -> Result<Option<u32>, ReadError> {
+    let text = root.read_text(&format!("proc/{pid}/task/{tid}/cgroup"))?;
+    let text = text.unwrap_or_default();
+    let mut groups = text.lines().filter_map(|line| line.rsplit_once('/'));
+    Ok(groups.find_map(|(_, group)| after_prefix(group, "vcpu")))
 }
 
 /// The user whose rights a process has; `None` when it is gone.

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::process::Process;
+use super::vmm::{key, option};
 
 /// The hybrid socket that a vhost-device-vsock process serves for `vhost_user`; `None` when it is none or serves others.
 pub(super) fn hybrid_socket(process: &Process, vhost_user: &Path) -> Option<PathBuf> {
@@ -30,26 +31,8 @@ pub(super) fn hybrid_socket(process: &Process, vhost_user: &Path) -> Option<Path
                     None if argument == "--vm" => process.arguments.get(index + 1)?,
                     None => return None,
                 };
-                let value = |key: &str| {
-                    list.split(',').find_map(|pair| {
-                        pair.split_once('=')
-                            .filter(|(k, _)| *k == key)
-                            .map(|(_, v)| v)
-                    })
-                };
-                fits(value("socket"), value("uds-path"))
+                fits(key(list, "socket"), key(list, "uds-path"))
             })
-    })
-}
-
-fn option<'a>(arguments: &'a [String], name: &str) -> Option<&'a str> {
-    arguments.iter().enumerate().find_map(|(index, argument)| {
-        let rest = argument.strip_prefix(name)?;
-        if rest.is_empty() {
-            arguments.get(index + 1).map(String::as_str)
-        } else {
-            rest.strip_prefix('=')
-        }
     })
 }
 

@@ -3,6 +3,7 @@
 //! Weighted max-min fairness over one pool: everybody gets what they want up to a common level for each unit of weight, and
 //! the level is the highest that the supply bears (Bertsekas and Gallager, Data Networks, §6.5.2, "progressive filling").
 
+pub mod assemble;
 mod curves;
 pub mod demand;
 mod division;

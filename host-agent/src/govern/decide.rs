@@ -10,7 +10,7 @@ use super::rounding::{LEFT_OFF_LEAST, Round, Rounding};
 use super::state::VmState;
 use super::{Decision, SHOWN_OVER, ancestors};
 use crate::entitle::{Bound, Division, Entitlement};
-use crate::model::{Contention, Cpus, Group, Limit, Pool, Rule, Turn, Why};
+use crate::model::{Contention, Cpus, Group, BoundBy, Pool, Rule, Turn, Why};
 
 /// After its start the broker watches, and so it does with each new VM, before it folds anything.
 const WARM_UP: Duration = Duration::from_secs(1);
@@ -40,7 +40,7 @@ struct Wanted {
 /// A VM that can be judged by its share.
 struct Share {
     target: Cpus,
-    limit: Limit,
+    limit: BoundBy,
     rounding: Rounding,
 }
 
@@ -220,7 +220,7 @@ impl Moment<'_> {
             }
         } else {
             let rule = match (share.limit, quota) {
-                (Limit::Quota(cap), _) | (_, Some(cap)) => Rule::Quota(cap),
+                (BoundBy::Quota(cap), _) | (_, Some(cap)) => Rule::Quota(cap),
                 _ => Rule::Share { more },
             };
             Wanted { usable, rule }
@@ -229,11 +229,11 @@ impl Moment<'_> {
 
     fn share(&self, entitlement: &Entitlement) -> Share {
         let limit = match entitlement.target_bound {
-            Bound::Demand(_) | Bound::Threads(_) => Limit::Vcpus,
-            Bound::Quota(cap) | Bound::GroupQuota { cap, .. } => Limit::Quota(cap),
-            Bound::Cpuset(_) => Limit::Cpuset,
-            Bound::Level { .. } => Limit::Others,
-            Bound::Reservation(_) => Limit::Reservation,
+            Bound::Demand(_) | Bound::Threads(_) => BoundBy::Vcpus,
+            Bound::Quota(cap) | Bound::GroupQuota { cap, .. } => BoundBy::Quota(cap),
+            Bound::Cpuset(_) => BoundBy::Cpuset,
+            Bound::Level { .. } => BoundBy::Others,
+            Bound::Reservation(_) => BoundBy::Reservation,
         };
         let round = self.rounds.get(entitlement.set).copied().unwrap_or_default();
         Share {

@@ -1,6 +1,6 @@
 //! From a target to a number of vCPUs.
 
-use crate::model::{Cpus, Limit};
+use crate::model::{Cpus, BoundBy};
 
 /// Rounding up leaves off so much of a partly served vCPU, where that leaves no pCPU idle ...
 const LEFT_OFF: f64 = 0.15;
@@ -49,9 +49,9 @@ impl Round {
         self.rounded += f64::from(Rounding::Coarse.up(target));
     }
 
-    pub(super) fn rounding(&self, limit: Limit) -> Rounding {
+    pub(super) fn rounding(&self, limit: BoundBy) -> Rounding {
         let idles = self.rounded + 1e-9 < self.limited - LEFT_OFF;
-        if idles || matches!(limit, Limit::Quota(_)) {
+        if idles || matches!(limit, BoundBy::Quota(_)) {
             Rounding::Fine
         } else {
             Rounding::Coarse

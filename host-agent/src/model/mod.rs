@@ -2,8 +2,10 @@
 //!
 //! `None` always means "not known"; it never stands for zero.
 
+mod cgroups;
 mod figures;
 mod host;
+mod topology;
 mod why;
 
 use std::collections::BTreeMap;
@@ -15,9 +17,11 @@ use std::time::Duration;
 
 use hint_proto::CpuSet;
 
+pub use self::cgroups::{CpuGroup, GroupTree, Limit, VmGroup};
 pub use self::figures::{PcpuRates, Tick, VmRates};
 pub use self::host::{Claimant, Group, Host, Pcpu, Threads};
-pub use self::why::{Limit, Pool, Rule, Turn, Wait, Why};
+pub use self::topology::Topology;
+pub use self::why::{BoundBy, Pool, Rule, Turn, Wait, Why};
 
 /// CPUs' worth of time: 1.0 is one pCPU for all of the time.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Default)]

@@ -20,7 +20,7 @@ pub struct Why {
     /// The VM's weight among its siblings.
     pub weight: f64,
     /// What it would get if it wanted all its vCPUs, and what keeps that from being more.
-    pub target: Option<(Cpus, Limit)>,
+    pub target: Option<(Cpus, BoundBy)>,
     /// The pCPUs that it competes for; `None` while they are not known.
     pub pool: Option<Pool>,
     /// What would change the decision, the nearest first.
@@ -38,7 +38,7 @@ pub struct Pool {
 
 /// What keeps a target from being larger.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Limit {
+pub enum BoundBy {
     /// The VM can't use more: it has so many vCPUs.
     Vcpus,
     /// Its quota, or that of a group that it is in.
@@ -264,7 +264,7 @@ impl Why {
     }
 }
 
-impl fmt::Display for Limit {
+impl fmt::Display for BoundBy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Vcpus => f.write_str("its vCPUs"),

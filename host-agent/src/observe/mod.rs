@@ -1,18 +1,20 @@
 //! Observe: counters of the host as they stand, read from `/proc` and `/sys`. No rates here: those are made from two samples
 //! in [`rates`], which is pure.
 
+pub mod cgroups;
 mod pcpus;
 pub mod rates;
 mod schedstat;
+mod topology;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use hint_proto::CpuSet;
-
 pub use self::pcpus::CpuTimes;
 use self::schedstat::ThreadReader;
 pub use self::schedstat::ThreadTimes;
+use self::topology::TopologyReader;
+pub use self::topology::TopologyScan;
 use crate::model::{Vcpus, Vm, VmId};
 use crate::root::Root;
 
@@ -43,6 +45,7 @@ pub struct VmTimes {
 pub struct Observer {
     root: Root,
     readers: BTreeMap<VmId, BTreeMap<u32, ThreadReader>>,
+    topology: TopologyReader,
 }
 
 impl Observer {
@@ -52,14 +55,13 @@ impl Observer {
         Self {
             root,
             readers: BTreeMap::new(),
+            topology: TopologyReader::default(),
         }
     }
 
-    /// CPUs that are online and not isolated: where VMs run that nobody pinned.
-    ///
-    /// `None` when `/sys` doesn't tell.
-    pub fn common_cpus(&self) -> Option<CpuSet> {
-        pcpus::common_cpus(&self.root)
+    /// The host's pCPUs as they are now. Cheap as long as none comes or goes.
+    pub fn topology(&mut self) -> &TopologyScan {
+        self.topology.read(&self.root)
     }
 
     /// Reads all counters. `now` is the broker's monotonic clock. With `find_waiting`, the state of threads whose counters

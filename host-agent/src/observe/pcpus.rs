@@ -1,9 +1,7 @@
-//! The host's pCPUs: their times from `/proc/stat`, and which of them are online and not isolated.
+//! The times of the host's pCPUs, from `/proc/stat`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
-
-use hint_proto::CpuSet;
 
 use crate::root::{ReadError, Root};
 
@@ -62,21 +60,6 @@ fn parse_line(line: &str) -> Option<(u32, CpuTimes)> {
     ))
 }
 
-/// CPUs that are online and not isolated.
-pub(super) fn common_cpus(root: &Root) -> Option<CpuSet> {
-    let list = |name: &str| {
-        let text = root
-            .read_text(&format!("sys/devices/system/cpu/{name}"))
-            .ok()
-            .flatten()?;
-        CpuSet::parse_list(&text).ok()
-    };
-    let online = list("online").filter(|online| !online.is_empty())?;
-    let isolated = list("isolated").unwrap_or_default();
-    let common = online.difference(&isolated);
-    Some(if common.is_empty() { online } else { common })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -129,22 +112,5 @@ mod tests {
         )
         .unwrap();
         assert_eq!(read(&root).unwrap().into_keys().collect::<Vec<_>>(), [0, 2]);
-    }
-
-    #[test]
-    fn isolated_cpus_are_left_out_unless_all_are() {
-        let directory = tempfile::tempdir().unwrap();
-        let root = Root::new(directory.path());
-        assert_eq!(common_cpus(&root), None);
-        let cpus = directory.path().join("sys/devices/system/cpu");
-        fs::create_dir_all(&cpus).unwrap();
-        fs::write(cpus.join("online"), "0-3\n").unwrap();
-        assert_eq!(common_cpus(&root).unwrap().to_string(), "0-3");
-        fs::write(cpus.join("isolated"), "2-3\n").unwrap();
-        assert_eq!(common_cpus(&root).unwrap().to_string(), "0-1");
-        fs::write(cpus.join("isolated"), "     (null)\n").unwrap();
-        assert_eq!(common_cpus(&root).unwrap().to_string(), "0-3");
-        fs::write(cpus.join("isolated"), "0-3\n").unwrap();
-        assert_eq!(common_cpus(&root).unwrap().to_string(), "0-3");
     }
 }

@@ -1,11 +1,9 @@
 //! The scheduler's figures of one thread: `/proc/<pid>/task/<tid>/schedstat` on a file that stays open.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use crate::procfs::stat_fields;
-use crate::root::{ReadError, Root, gone_is_none, is_gone};
+use crate::root::{KeptFile, ReadError, Root};
 
 /// What the scheduler says of one thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -23,14 +21,13 @@ pub struct ThreadTimes {
 pub(super) struct ThreadReader {
     pid: u32,
     tid: u32,
-    file: Option<File>,
+    file: KeptFile,
     last: Option<ThreadTimes>,
 }
 
 impl ThreadReader {
     pub(super) fn open(root: &Root, pid: u32, tid: u32) -> Result<Self, ReadError> {
-        let path = root.path(relative(pid, tid));
-        let file = gone_is_none(File::open(&path), &path)?;
+        let file = KeptFile::open(root, format!("proc/{pid}/task/{tid}/schedstat"))?;
         Ok(Self {
             pid,
             tid,
@@ -45,26 +42,12 @@ impl ThreadReader {
         root: &Root,
         find_waiting: bool,
     ) -> Result<Option<ThreadTimes>, ReadError> {
-        let Some(file) = &self.file else {
+        let text = self.file.read(root)?;
+        let Some(text) = text.filter(|text| !text.trim().is_empty()) else {
             return Ok(None);
         };
-        let mut buffer = [0u8; 128];
-        let length = match file.read_at(&mut buffer, 0) {
-            Ok(length) => length,
-            Err(error) if is_gone(&error) => return Ok(None),
-            Err(source) => {
-                return Err(ReadError::Io {
-                    path: root.path(relative(self.pid, self.tid)),
-                    source,
-                });
-            }
-        };
-        let text = String::from_utf8_lossy(&buffer[..length]);
-        if text.trim().is_empty() {
-            return Ok(None);
-        }
         let Some(figures) = parse(&text) else {
-            let path = root.path(relative(self.pid, self.tid));
+            let path = self.file.path(root);
             return Err(ReadError::content(
                 &path,
                 "three numbers (run, run delay, slices)",
@@ -77,7 +60,7 @@ impl ThreadReader {
             slices,
         } = figures;
         if slices == 0 && run.is_zero() {
-            let path = root.path(relative(self.pid, self.tid));
+            let path = self.file.path(root);
             let expected = "figures of a thread that has run (0 0 0 is what a kernel without sched_info says of all)";
             return Err(ReadError::content(&path, expected, &text));
         }
@@ -98,10 +81,6 @@ impl ThreadReader {
         let stat = root.read_text(&format!("proc/{}/task/{}/stat", self.pid, self.tid))?;
         Ok(stat.is_some_and(|text| stat_fields(&text).next() == Some("R")))
     }
-}
-
-fn relative(pid: u32, tid: u32) -> String {
-    format!("proc/{pid}/task/{tid}/schedstat")
 }
 
 struct Figures {

@@ -1,6 +1,9 @@
 //! What is particular to each VMM, one file each: how to recognise it, what its command line says, and how it names its vCPU
 //! threads. To add one, add its file and a line in [`KNOWN`].
 
+mod cloud_hypervisor;
+mod crosvm;
+mod firecracker;
 mod qemu;
 
 use std::path::PathBuf;
@@ -20,6 +23,8 @@ pub struct Identity {
     pub hybrid_socket: Option<PathBuf>,
     /// Sockets of vhost-user back ends; one of them may be a vsock back end, which knows the hybrid socket.
     pub vhost_user_sockets: Vec<PathBuf>,
+    /// Sockets of QEMU's monitor protocol (QMP).
+    pub monitors: Vec<PathBuf>,
 }
 
 /// A kind of VMM.
@@ -38,10 +43,43 @@ pub trait Vmm: Sync {
 }
 
 /// All VMMs that discovery knows.
-pub const KNOWN: &[&dyn Vmm] = &[&qemu::Qemu];
+pub const KNOWN: &[&dyn Vmm] = &[
+    &qemu::Qemu,
+    &firecracker::Firecracker,
+    &cloud_hypervisor::CloudHypervisor,
+    &crosvm::Crosvm,
+];
 
 /// The VMM that a process is.
 #[must_use]
 pub fn of(process: &Process) -> Option<&'static dyn Vmm> {
     KNOWN.iter().copied().find(|vmm| vmm.recognises(process))
+}
+
+/// The value of a long option: `--name value` or `--name=value`.
+pub(super) fn option<'a>(arguments: &'a [String], name: &str) -> Option<&'a str> {
+    let mut arguments = arguments.iter();
+    while let Some(argument) = arguments.next() {
+        match argument.strip_prefix(name) {
+            Some("") => return arguments.next().map(String::as_str),
+            Some(rest) if rest.starts_with('=') => return rest.get(1..),
+            _ => {}
+        }
+    }
+    None
+}
+
+/// The value of one key in `key=value,...`.
+pub(super) fn key<'a>(list: &'a str, wanted: &str) -> Option<&'a str> {
+    list.split(',').find_map(|pair| {
+        let (key, value) = pair.split_once('=')?;
+        (key == wanted).then_some(value)
+    })
+}
+
+/// The number that is all that follows a prefix.
+pub(super) fn after_prefix(name: &str, prefix: &str) -> Option<u32> {
+    let digits = name.strip_prefix(prefix)?;
+    let only_digits = digits.bytes().all(|byte| byte.is_ascii_digit());
+    digits.parse().ok().filter(|_| only_digits)
 }

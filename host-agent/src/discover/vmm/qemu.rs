@@ -1,10 +1,11 @@
-//! QEMU: `qemu-system-*`, `qemu-kvm`, `kvm`. Thread names come from `debug-threads=on`, which libvirt always sets.
+//! QEMU: `qemu-system-*`, `qemu-kvm`, `kvm`, also as libvirt, KubeVirt, Proxmox and kata start it. Thread names come from
+//! `debug-threads=on`, which libvirt always sets.
 
 use std::path::PathBuf;
 
 use serde_json::{Map, Value};
 
-use super::{Identity, Vmm};
+use super::{Identity, Vmm, after_prefix};
 use crate::discover::process::Process;
 
 /// QEMU.
@@ -25,12 +26,23 @@ impl Vmm for Qemu {
         let mut identity = Identity::default();
         let mut chardevs: Vec<(String, PathBuf)> = Vec::new();
         let mut vhost_user: Vec<String> = Vec::new();
+        let mut monitors: Vec<String> = Vec::new();
         let mut arguments = process.arguments.iter().skip(1);
         while let Some(option) = arguments.next() {
             let option = option
                 .strip_prefix('-')
                 .map_or("", |option| option.strip_prefix('-').unwrap_or(option));
-            let wanted = ["name", "uuid", "chardev", "device"].contains(&option);
+            let wanted = [
+                "name",
+                "uuid",
+                "smbios",
+                "chardev",
+                "device",
+                "mon",
+                "qmp",
+                "qmp-pretty",
+            ];
+            let wanted = wanted.contains(&option);
             let Some(value) = wanted.then(|| arguments.next()).flatten() else {
                 continue;
             };
@@ -44,12 +56,27 @@ impl Vmm for Qemu {
                         .to_owned();
                 }
                 "uuid" => identity.uuid = Some(value.clone()),
+                // Proxmox gives the UUID so.
+                "smbios" if options.get("type") == Some("1") => {
+                    let uuid = options.get("uuid").map(str::to_owned);
+                    identity.uuid = identity.uuid.or(uuid);
+                }
+                "mon" if options.get("mode") == Some("control") => {
+                    let chardev = options.get("chardev").or(options.first());
+                    monitors.extend(chardev.map(str::to_owned));
+                }
+                "qmp" | "qmp-pretty" => {
+                    let path = options
+                        .first()
+                        .and_then(|first| first.strip_prefix("unix:"));
+                    identity.monitors.extend(path.map(PathBuf::from));
+                }
                 "chardev" => {
                     if let (Some(id), Some(path)) = (options.get("id"), options.get("path")) {
                         chardevs.push((id.to_owned(), PathBuf::from(path)));
                     }
                 }
-                _ => {
+                "device" => {
                     let driver = options
                         .first()
                         .or(options.get("driver"))
@@ -60,23 +87,24 @@ impl Vmm for Qemu {
                         vhost_user.extend(options.get("chardev").map(str::to_owned));
                     }
                 }
+                _ => {}
             }
         }
-        identity.vhost_user_sockets = chardevs
-            .into_iter()
-            .filter(|(id, _)| vhost_user.contains(id))
-            .map(|(_, path)| path)
-            .collect();
+        for (id, path) in chardevs {
+            if vhost_user.contains(&id) {
+                identity.vhost_user_sockets.push(path);
+            } else if monitors.contains(&id) {
+                identity.monitors.push(path);
+            }
+        }
         identity
     }
 
     fn vcpu_index(&self, thread_name: &str) -> Option<u32> {
-        let digits = thread_name.strip_prefix("CPU ")?;
-        let digits = digits
+        let name = thread_name
             .strip_suffix("/KVM")
-            .or_else(|| digits.strip_suffix("/TCG"))?;
-        let only_digits = digits.bytes().all(|byte| byte.is_ascii_digit());
-        digits.parse().ok().filter(|_| only_digits)
+            .or_else(|| thread_name.strip_suffix("/TCG"))?;
+        after_prefix(name, "CPU ")
     }
 }
 
@@ -216,6 +244,54 @@ mod tests {
             identity.vhost_user_sockets,
             [PathBuf::from("/run/vm/vu.sock")]
         );
+    }
+
+    #[test]
+    fn monitors_are_found_where_they_have_a_path() {
+        let identity = identify(&[
+            "/usr/bin/kvm",
+            "-id",
+            "101",
+            "-name",
+            "web,debug-threads=on",
+            "-chardev",
+            "socket,id=qmp,path=/var/run/qemu-server/101.qmp,server=on,wait=off",
+            "-mon",
+            "chardev=qmp,mode=control",
+            "-chardev",
+            "socket,id=hmp,path=/run/hmp",
+            "-mon",
+            "chardev=hmp,mode=readline",
+            "-qmp",
+            "unix:/run/a,,b.sock,server=on,wait=off",
+            "-qmp",
+            "tcp:127.0.0.1:4444,server=on",
+            "-monitor",
+            "unix:/run/human",
+            "-smbios",
+            "type=1,uuid=6c9a5bd2-2e19-4f8c-9a3f-0a4f4b1a7b10",
+        ]);
+        assert_eq!(
+            identity.monitors,
+            [
+                PathBuf::from("/run/a,b.sock"),
+                PathBuf::from("/var/run/qemu-server/101.qmp")
+            ]
+        );
+        assert_eq!(identity.name, "web");
+        assert_eq!(
+            identity.uuid.as_deref(),
+            Some("6c9a5bd2-2e19-4f8c-9a3f-0a4f4b1a7b10")
+        );
+        // libvirt hands over an open socket, which nobody else can reach.
+        let identity = identify(&[
+            "qemu-system-x86_64",
+            "-chardev",
+            "socket,id=charmonitor,fd=31,server=on,wait=off",
+            "-mon",
+            "chardev=charmonitor,id=monitor,mode=control",
+        ]);
+        assert_eq!(identity, Identity::default());
     }
 
     #[test]
