@@ -497,9 +497,9 @@ mod tests {
     fn a_vm_never_goes_further_than_the_host() {
         let config = parse("mode = \"advise\"\n[[vm]]\nname = \"a\"\nweight = 300\n[[vm]]\nname = \"b\"\nmode = \"observe\"\n").unwrap();
         assert_eq!(config.policy(&vm("a")).mode, Mode::Advise);
-        assert_eq!(config.policy(&vm("a")).weight, 300);
+        assert_eq!(config.policy(&vm("a")).weight, Some(300));
         assert_eq!(config.policy(&vm("b")).mode, Mode::Observe);
-        assert_eq!(config.policy(&vm("c")).weight, DEFAULT_WEIGHT);
+        assert_eq!(config.policy(&vm("c")).weight, None);
     }
 
     #[test]

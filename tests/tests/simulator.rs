@@ -131,7 +131,14 @@ fn two_guests(load: &Load, usable: usize) -> f64 {
 
 #[test]
 fn folding_is_worth_what_it_is_worth_in_the_lab() {
-    for (groups, work_us, lock_us) in [(1, 240.0, 60.0), (2, 240.0, 60.0), (4, 240.0, 60.0), (2, 200.0, 100.0), (2, 120.0, 30.0),(2, 100.0, 50.0)] {
+    for (groups, work_us, lock_us) in [
+        (1, 240.0, 60.0),
+        (2, 240.0, 60.0),
+        (4, 240.0, 60.0),
+        (2, 200.0, 100.0),
+        (2, 120.0, 30.0),
+        (2, 100.0, 50.0),
+    ] {
         let load = Load::Hackbench {
             groups,
             pairs: 4,
@@ -143,7 +150,11 @@ fn folding_is_worth_what_it_is_worth_in_the_lab() {
             two_guests(&load, 2),
             two_guests(&load, 1),
         );
-        println!("{groups} {work_us} {lock_us} groups: x{:.2} x{:.2}", half / unfolded, folded / unfolded);
+        println!(
+            "{groups} {work_us} {lock_us} groups: x{:.2} x{:.2}",
+            half / unfolded,
+            folded / unfolded
+        );
     }
 }
 

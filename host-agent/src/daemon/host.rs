@@ -1,6 +1,7 @@
 //! One tick: discover when it is due, observe, decide, publish, and draw the view.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hint_proto::CpuSet;
@@ -14,6 +15,7 @@ use crate::model::{Hint, HostView, Mode, Tick, Topology, Vcpus, Vm, VmId};
 use crate::observe::cgroups::{Cgroups, GroupScan};
 use crate::observe::rates::Rates;
 use crate::observe::{Observer, Sample, TopologyScan};
+use crate::place::{Placed, Places};
 use crate::publish::Publisher;
 use crate::root::Root;
 
@@ -40,6 +42,7 @@ pub(super) struct Host {
     next_groups: Duration,
     rates: Rates,
     governor: Governor,
+    places: Places,
     scan: Scan,
     next_scan: Duration,
     topology: TopologyScan,
@@ -64,6 +67,7 @@ impl Host {
             next_groups: Duration::ZERO,
             rates: Rates::default(),
             governor: Governor::default(),
+            places: Places::default(),
             scan: Scan::default(),
             next_scan: Duration::ZERO,
             topology: TopologyScan::default(),
@@ -110,7 +114,16 @@ impl Host {
             vms: &self.inputs.vms,
             host_weight: f64::from(self.config.host.weight),
         };
-        self.governor.step(&tick, &input);
+        let step = self.governor.step(&tick, &input);
+        let placed: Vec<Option<Placed<'_>>> = (self.inputs.vms.iter().zip(&step.decisions))
+            .map(|(vm, decision)| {
+                Some(Placed {
+                    threads: vm.threads.as_ref()?,
+                    usable: decision.usable?,
+                })
+            })
+            .collect();
+        self.places.choose(&placed);
         self.report(publisher, &sampled);
         self.publish(&vms, publisher);
         self.view(publisher)
@@ -178,9 +191,10 @@ impl Host {
     }
 
     fn publish(&self, vms: &[Vm], publisher: &Publisher) {
-        for (vm, decision) in vms.iter().zip(&self.governor.last().decisions) {
+        let decisions = &self.governor.last().decisions;
+        for ((vm, decision), keep) in vms.iter().zip(decisions).zip(self.places.last()) {
             let mode = self.config.policy(vm).mode;
-            publisher.publish(vm.id, hint(mode, vcpu_count(vm), decision));
+            publisher.publish(vm.id, hint(mode, vcpu_count(vm), decision, keep));
         }
     }
 
@@ -241,7 +255,7 @@ fn vcpu_count(vm: &Vm) -> Option<u32> {
 }
 
 /// What to tell the guest; nothing in mode observe, or when its vCPUs are not known.
-fn hint(mode: Mode, vcpus: Option<u32>, decision: &Decision) -> Option<Hint> {
+fn hint(mode: Mode, vcpus: Option<u32>, decision: &Decision, keep: &Arc<[u32]>) -> Option<Hint> {
     let (Some(vcpus), Some(usable)) = (vcpus, decision.usable) else {
         return None;
     };
@@ -254,6 +268,7 @@ fn hint(mode: Mode, vcpus: Option<u32>, decision: &Decision) -> Option<Hint> {
         contention: decision.contention,
         reason: decision.reason(),
         mode,
+        keep: Arc::clone(keep),
     })
 }
 

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use super::claims::for_each_pcpu;
-use super::gate::{Figure, Gate, Left};
+use super::gate::{Figure, Gate, Idle, Left};
 use super::input::Input;
 use super::pcpus::Pcpus;
 use crate::entitle::{Class, ClassId, Division};
@@ -91,8 +91,13 @@ impl Classes {
     pub(super) fn push(&mut self, interval: Duration, division: &Division, pcpus: &Pcpus) {
         self.sets.clear();
         self.sets.resize(division.sets.len(), (0.0, 0.0));
-        let idle_of =
-            |state: &State| -> f64 { state.places.iter().map(|place| pcpus.latest(*place).idle.0).sum() };
+        let idle_of = |state: &State| -> f64 {
+            state
+                .places
+                .iter()
+                .map(|place| pcpus.latest(*place).idle.0)
+                .sum()
+        };
         for (state, class) in self.states.iter().zip(&division.classes) {
             let (idle, count) = &mut self.sets[class.set];
             *idle += idle_of(state);
@@ -127,15 +132,16 @@ impl Classes {
         mut idles: impl FnMut(&Self, usize, Cpus) -> bool,
     ) {
         for index in 0..self.states.len() {
-            if !self.states[index].gate.turn(now) {
+            let turned = self.states[index].gate.turn(now);
+            if turned == Idle::No {
                 continue;
             }
             let idle = self.states[index].gate.idle().unwrap_or(Cpus::ZERO);
             let given = self.states[index].gate.may_raise() && idles(self, index, idle);
             let state = &mut self.states[index];
             if given {
-                state.gate.restart_idle(now);
-            } else {
+                state.gate.raised(now);
+            } else if turned == Idle::Much {
                 state.left = Some(state.gate.leave(now));
             }
         }

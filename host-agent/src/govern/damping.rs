@@ -14,9 +14,12 @@ use crate::model::{Cpus, Wait};
 const DWELL: Duration = Duration::from_secs(1);
 /// Folds of one VM in any minute.
 const FOLDS_A_MINUTE: usize = 4;
-/// The first fold of a minute, or after the end of a load, comes at once, the second when it was wanted for so long, each further one for three times as
-/// long as the one before: a share that goes up and down with uneven neighbours settles at its larger value.
+/// The first fold of a load comes at once, the second when it was wanted for so long, each further one for three times as long as
+/// the one before, as long as folds are remembered: a share that goes up and down with uneven neighbours settles at its larger
+/// value.
 const FOLD_PATIENCE: Duration = Duration::from_millis(500);
+const FOLD_PATIENCE_MOST: Duration = Duration::from_secs(240);
+const REMEMBERED: Duration = Duration::from_secs(600);
 /// Folds for a load that went on for so long and then ended count for nothing.
 const LEAST_LOAD: Duration = Duration::from_secs(4);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -112,7 +115,7 @@ impl Damper {
     pub(super) fn settle(&mut self, now: Duration, vcpus: u32, wanted: u32, at_once: bool) -> Move {
         let current = self.usable.unwrap_or(vcpus).min(vcpus);
         self.recent_folds
-            .retain(|then| now.saturating_sub(*then) < MINUTE);
+            .retain(|then| now.saturating_sub(*then) < REMEMBERED);
         if wanted <= current {
             self.raise_wanted_since = None;
         }
@@ -136,7 +139,12 @@ impl Damper {
         let since = *self.fold_wanted_since.get_or_insert(now);
         let dwells = self.last_change.map_or(now, |then| then + DWELL);
         let patient = since + patience(self.recent_folds.len());
-        let wait = if self.recent_folds.len() >= FOLDS_A_MINUTE {
+        let in_minute = self
+            .recent_folds
+            .iter()
+            .filter(|then| now.saturating_sub(**then) < MINUTE)
+            .count();
+        let wait = if in_minute >= FOLDS_A_MINUTE {
             Some(Wait::Budget)
         } else {
             let left = dwells.max(patient).saturating_sub(now);
@@ -206,14 +214,19 @@ impl Damper {
     }
 }
 
-/// How long a fold must be wanted after so many in the last minute.
+/// How long a fold must be wanted after so many that are remembered.
 fn patience(recent_folds: usize) -> Duration {
-    match recent_folds {
-        0 => Duration::ZERO,
-        1 => FOLD_PATIENCE,
-        2 => 3 * FOLD_PATIENCE,
-        _ => 9 * FOLD_PATIENCE,
-    }
+    let Some(further) = recent_folds.checked_sub(1) else {
+        return Duration::ZERO;
+    };
+    let times = u32::try_from(further)
+        .ok()
+        .and_then(|further| 3u32.checked_pow(further));
+    times
+        .and_then(|times| FOLD_PATIENCE.checked_mul(times))
+        .map_or(FOLD_PATIENCE_MOST, |patience| {
+            patience.min(FOLD_PATIENCE_MOST)
+        })
 }
 
 #[cfg(test)]
@@ -265,7 +278,7 @@ mod tests {
             let moved = damper.settle(s(f64::from(tick) / 10.0), 4, wanted, true);
             moves += u32::from(matches!(moved, Move::Folded(_) | Move::Unfolded(_)));
         }
-        assert!(moves <= 40, "{moves} moves in five minutes");
+        assert!(moves <= 12, "{moves} moves in five minutes");
         assert_eq!(damper.settle(s(300.0), 4, 2, true).usable(), 2);
     }
 
@@ -286,22 +299,29 @@ mod tests {
     }
 
     #[test]
-    fn five_folds_in_a_minute_are_one_too_many() {
+    fn folds_that_were_not_for_a_load_that_ended_are_remembered() {
         let mut damper = Damper::default();
-        // Tries to fold for five seconds, then is raised for good reason.
-        let round = |damper: &mut Damper, start: f64| {
-            let folded = (0..50).any(|tick| {
+        // Tries to fold for so long, then is raised for good reason.
+        let round = |damper: &mut Damper, start: f64, seconds: u32| {
+            let folded = (0..seconds * 10).any(|tick| {
                 damper.settle(s(start + f64::from(tick) / 10.0), 4, 1, false) == Move::Folded(1)
             });
-            damper.settle(s(start + 6.0), 4, 4, true);
+            damper.settle(s(start + f64::from(seconds) + 1.0), 4, 4, true);
             folded
         };
-        let folded: Vec<bool> = [0.0, 10.0, 20.0, 30.0, 45.0, 52.0]
-            .map(|start| round(&mut damper, start))
+        let folded: Vec<bool> = [0.0, 10.0, 20.0, 30.0, 45.0]
+            .map(|start| round(&mut damper, start, 5))
             .to_vec();
-        assert_eq!(folded, [true, true, true, true, false, false]);
-        assert!(round(&mut damper, 60.5), "the first was a minute ago");
-        assert_eq!((damper.folds(), damper.unfolds()), (5, 5));
+        assert_eq!(folded, [true, true, true, true, false]);
+        assert!(!round(&mut damper, 100.0, 13));
+        assert!(round(&mut damper, 120.0, 14));
+        damper.load_ended(s(140.0));
+        assert!(
+            round(&mut damper, 141.0, 1),
+            "all were for loads that ended"
+        );
+        assert!(round(&mut damper, 1000.0, 1), "that was long ago");
+        assert_eq!((damper.folds(), damper.unfolds()), (7, 7));
     }
 
     #[test]

@@ -6,16 +6,18 @@ use super::classes::Classes;
 use super::damping::Move;
 use super::gate::{Gate, wanted_bound};
 use super::input::{AgentState, VmInput};
-use super::rounding::{LEFT_OFF_LEAST, Round, Rounding};
+use super::rounding::{LEFT_OFF_LEAST, Round, Rounding, with_room};
 use super::state::VmState;
 use super::{Decision, SHOWN_OVER, ancestors};
 use crate::entitle::{Bound, Division, Entitlement};
-use crate::model::{Contention, Cpus, Group, BoundBy, Pool, Rule, Turn, Why};
+use crate::model::{BoundBy, Contention, Cpus, Group, Pool, Rule, Turn, Why};
 
 /// After its start the broker watches, and so it does with each new VM, before it folds anything.
 const WARM_UP: Duration = Duration::from_secs(1);
-/// An unfolded VM that runs between these parts of its target sleeps too often to show its demand.
-const SLEEPER: (f64, f64) = (0.30, 0.85);
+/// Two vCPUs are folded to one only for a share of this or less: two threads that wait for each other are slow on one.
+const SMALL_SHARE: f64 = 0.6;
+/// A VM that wants less than so many times its target is served without folding.
+const LIMITED: f64 = 1.1;
 
 /// What holds for all VMs of a step, and which VM it is about.
 pub(super) struct Moment<'a> {
@@ -130,7 +132,11 @@ impl Moment<'_> {
                 wanted.rule,
                 Rule::NoPcpus | Rule::AgentAbsent | Rule::AgentFails(_) | Rule::Fixed
             );
-            if let Some(most) = vm.policy.max_usable.filter(|most| governed && *most < wanted.usable) {
+            if let Some(most) = vm
+                .policy
+                .max_usable
+                .filter(|most| governed && *most < wanted.usable)
+            {
                 wanted = Wanted {
                     usable: most.max(1),
                     rule: Rule::AtMost(most),
@@ -170,6 +176,10 @@ impl Moment<'_> {
             decision.classes = vcpus_by_class(vcpus, usable, contention, steady);
             decision.why.turns = self.turns(&decision, share.as_ref(), state);
             raised = matches!(moved, Move::Unfolded(_)) && hungry;
+            if matches!(moved, Move::Folded(_)) {
+                let ran = state.demand.long_run(self.full_since(state, quota));
+                state.folded(now, ran);
+            }
         }
         (decision.folds, decision.unfolds) = (state.damper.folds(), state.damper.unfolds());
         (decision, raised)
@@ -188,31 +198,42 @@ impl Moment<'_> {
         let target = share.target;
         let in_use = state.in_use(vm, vcpus);
         let more = state.more.vcpus(now);
-        let usable = state
-            .damper
-            .steady(target, share.rounding)
+        let rounded = state.damper.steady(target, share.rounding);
+        // What it did before its pCPUs were full tells of the time before its load began.
+        let full_since = self.full_since(state, quota);
+        let (wants, deviation) = state.demand.spread(full_since);
+        let folded = in_use < vcpus;
+        if !folded {
+            let least = with_room(rounded, vcpus, target, wants, deviation);
+            state.room = least.saturating_sub(rounded);
+        }
+        let usable = rounded
             .saturating_add(more)
+            .saturating_add(state.room)
             .clamp(1, vcpus);
         if state.starves(now, in_use, vcpus, target) {
             state.starved.begin(now);
         }
+        let satisfied = if folded {
+            state.is_satisfied(now, target)
+        } else {
+            state.demand.measured().0 < LIMITED * target.0
+        };
         let since = state.first_seen.max(self.started);
-        // What it ran before its pCPUs were full tells of the time before its load began.
-        let ran = state.demand.long_run(self.classes.full_since(self.index));
-        let part = ran.0 / target.0.min(f64::from(vcpus)).max(0.01);
-        // A VM that wants nearly all its vCPUs shows its demand, whatever the host lets it run.
-        let sleeps =
-            in_use == vcpus && !state.demand.is_saturated() && part > SLEEPER.0 && part < SLEEPER.1;
-        if usable >= vcpus {
+        if usable >= vcpus && rounded < vcpus && state.room > 0 {
+            all(vcpus, Rule::Sleeper(wants))
+        } else if usable >= vcpus {
             all(vcpus, Rule::ShareCovers)
         } else if now.saturating_sub(since) < WARM_UP {
             all(vcpus, Rule::WarmUp(since + WARM_UP - now))
-        } else if vcpus == 1 || (vcpus == 2 && target.0 > 1.0) {
+        } else if vcpus == 1 || (vcpus == 2 && target.0 > SMALL_SHARE) {
             all(vcpus, Rule::NoGain)
         } else if state.starved.holds(now) {
             all(vcpus, Rule::Starved(state.starved.left(now)))
-        } else if sleeps {
-            all(vcpus, Rule::Sleeper(ran))
+        } else if state.demand.swings() {
+            all(vcpus, Rule::Swings)
+        } else if satisfied {
+            all(vcpus, Rule::Satisfied(state.demand.measured()))
         } else if vm.policy.min_usable > usable {
             Wanted {
                 usable: vm.policy.min_usable.min(vcpus),
@@ -221,9 +242,21 @@ impl Moment<'_> {
         } else {
             let rule = match (share.limit, quota) {
                 (BoundBy::Quota(cap), _) | (_, Some(cap)) => Rule::Quota(cap),
-                _ => Rule::Share { more },
+                _ => Rule::Share {
+                    more: more + state.room,
+                },
             };
             Wanted { usable, rule }
+        }
+    }
+
+    /// Since when what binds the VM has been full.
+    fn full_since(&self, state: &VmState, quota: Option<Cpus>) -> Duration {
+        let pcpus = self.classes.full_since(self.index);
+        if quota.is_some() && self.classes.of_vm(self.index) != Contention::Contended {
+            state.quota.full_since()
+        } else {
+            pcpus
         }
     }
 
@@ -235,7 +268,11 @@ impl Moment<'_> {
             Bound::Level { .. } => BoundBy::Others,
             Bound::Reservation(_) => BoundBy::Reservation,
         };
-        let round = self.rounds.get(entitlement.set).copied().unwrap_or_default();
+        let round = self
+            .rounds
+            .get(entitlement.set)
+            .copied()
+            .unwrap_or_default();
         Share {
             target: entitlement.target,
             limit,
@@ -284,7 +321,11 @@ impl Moment<'_> {
             ],
             Rule::WarmUp(left) => [Some(Turn::Time(left)), idle],
             Rule::NoGain => [idle, None],
-            Rule::Sleeper(_) => [idle, None],
+            Rule::Sleeper(_) | Rule::Swings => [idle, None],
+            Rule::Satisfied(_) => {
+                let wanted = share.map(|share| Turn::Demand(Cpus(LIMITED * share.target.0)));
+                [wanted, idle]
+            }
             Rule::Starved(left) => [Some(Turn::Time(left)), Some(Turn::OwnGroup)],
             Rule::Fixed | Rule::AtMost(_) => [Some(Turn::Configuration), None],
             Rule::AtLeast(_) => [Some(Turn::Configuration), idle],
@@ -293,8 +334,8 @@ impl Moment<'_> {
                 [below, idle]
             }
             Rule::Share { more } => {
-                let above =
-                    share.and_then(|share| further(share, why.usable - more.min(why.usable), state));
+                let above = share
+                    .and_then(|share| further(share, why.usable - more.min(why.usable), state));
                 [above, idle]
             }
             Rule::Quota(_) => [Some(Turn::Quota), None],
@@ -310,7 +351,10 @@ impl Moment<'_> {
 fn further(share: &Share, rounded: u32, state: &VmState) -> Option<Turn> {
     let whole = f64::from(rounded);
     let bound = whole + share.rounding.left_off(Cpus(whole));
-    let steady = state.damper.steady_bound().map_or(bound, |(_, above)| above.0.max(bound));
+    let steady = state
+        .damper
+        .steady_bound()
+        .map_or(bound, |(_, above)| above.0.max(bound));
     Some(Turn::TargetFrom {
         target: Cpus(steady),
         usable: rounded + 1,

@@ -31,7 +31,10 @@ const ALWAYS_WANTED: f64 = 1.05;
 const IDLE_PART: f64 = 0.05;
 const IDLE_LEAST: f64 = 0.25;
 const IDLE_WINDOW: Duration = Duration::from_secs(2);
-/// So often idle time is given to guests that fill their vCPUs before contention ends for it.
+/// Idle time above this part, and this absolute, is given to guests that fill their vCPUs ...
+const LOOSE_PART: f64 = 0.015;
+const LOOSE_LEAST: f64 = 0.12;
+/// ... so often, before contention ends for it.
 const RAISES: u32 = 4;
 /// Contention that was left sooner than this was undone.
 const UNDONE: Duration = Duration::from_secs(15);
@@ -56,6 +59,17 @@ pub(super) struct Figure {
     pub(super) wanted: f64,
     /// What was idle here.
     pub(super) idle: Cpus,
+}
+
+/// Idle time under contention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Idle {
+    /// None to speak of.
+    No,
+    /// Some, for who can use it.
+    Some,
+    /// So much that there is no contention.
+    Much,
 }
 
 /// How contention ended.
@@ -105,9 +119,9 @@ impl Gate {
         self.contention = Contention::Unknown;
     }
 
-    /// Takes the state on after one tick. True when it is contended and yet had idle time for long: that can be given to who
-    /// can use it, or contention [ends](Gate::leave).
-    pub(super) fn turn(&mut self, now: Duration) -> bool {
+    /// Takes the state on after one tick. Says whether it is contended and yet had idle time for long: that can be given to who can
+    /// use it, or contention [ends](Gate::leave).
+    pub(super) fn turn(&mut self, now: Duration) -> Idle {
         match self.contention {
             Contention::Contended => return self.idles(now),
             Contention::None if now >= self.hold_off_until => {
@@ -121,13 +135,18 @@ impl Gate {
             }
             Contention::None | Contention::Unknown => {}
         }
-        false
+        Idle::No
     }
 
     /// May guests that fill their vCPUs be given the idle time, vCPU by vCPU? Only so often; then all is given back.
-    pub(super) fn may_raise(&mut self) -> bool {
+    pub(super) fn may_raise(&self) -> bool {
+        self.raised < RAISES
+    }
+
+    /// They were given it.
+    pub(super) fn raised(&mut self, now: Duration) {
         self.raised += 1;
-        self.raised <= RAISES
+        self.restart_idle(now);
     }
 
     /// Idle time that nobody can use: no contention any more.
@@ -180,7 +199,7 @@ impl Gate {
 
     /// More idle time than this is needed to leave.
     pub(super) fn idle_bound(&self) -> Cpus {
-        idle_bound(self.supply)
+        bound(self.supply, IDLE_PART, IDLE_LEAST)
     }
 
     /// Over which window it was full and more was wanted, if any.
@@ -196,12 +215,13 @@ impl Gate {
         found.map(|(window, _)| *window)
     }
 
-    fn idles(&self, now: Duration) -> bool {
+    fn idles(&self, now: Duration) -> Idle {
         let counted = now.saturating_sub(self.idle_counts_from) >= IDLE_WINDOW;
-        counted
-            && self
-                .idle()
-                .is_some_and(|idle| idle.0 > self.idle_bound().0)
+        match self.idle().filter(|_| counted) {
+            Some(idle) if idle.0 > self.idle_bound().0 => Idle::Much,
+            Some(idle) if idle.0 > bound(self.supply, LOOSE_PART, LOOSE_LEAST).0 => Idle::Some,
+            _ => Idle::No,
+        }
     }
 
     fn recent(&self, window: Duration) -> impl Iterator<Item = &Figure> {
@@ -234,8 +254,9 @@ pub(super) fn wanted_bound(supply: Cpus) -> Cpus {
     Cpus(ALWAYS_WANTED * supply.0)
 }
 
-fn idle_bound(supply: Cpus) -> Cpus {
-    Cpus((IDLE_PART * supply.0).max(IDLE_LEAST * supply.0.min(1.0)))
+/// A part of the supply, or an absolute if that is larger, but no more than that part of a small supply.
+fn bound(supply: Cpus, part: f64, least: f64) -> Cpus {
+    Cpus((part * supply.0).max(least * supply.0.min(1.0)))
 }
 
 #[cfg(test)]
@@ -269,7 +290,7 @@ mod tests {
                     idle: Cpus(idle),
                 };
                 self.state.push(Cpus(2.0), figure);
-                if self.state.turn(self.now) {
+                if self.state.turn(self.now) == Idle::Much {
                     self.state.leave(self.now);
                 }
                 contention = self.state.contention();
@@ -378,6 +399,6 @@ mod tests {
         pool.state.forget();
         assert_eq!(pool.state.contention(), Contention::Unknown);
         assert_eq!(pool.state.idle(), None);
-        assert!(!pool.state.turn(pool.now + TICK));
+        assert_eq!(pool.state.turn(pool.now + TICK), Idle::No);
     }
 }

@@ -21,7 +21,7 @@ use std::time::Duration;
 use self::claims::Claims;
 use self::classes::Classes;
 use self::decide::Moment;
-use self::gate::Gate;
+use self::gate::{Gate, Idle};
 pub use self::input::{AgentState, Input, Policy, VmInput};
 use self::pcpus::Pcpus;
 use self::rounding::Round;
@@ -139,7 +139,7 @@ impl Governor {
                     vm.turn_quota(now);
                 }
                 for group in groups.iter_mut() {
-                    if group.turn(now) {
+                    if group.turn(now) == Idle::Much {
                         group.leave(now);
                     }
                 }
@@ -193,9 +193,7 @@ impl Governor {
                 continue;
             };
             let in_use = state.in_use(vm, vcpus);
-            state
-                .demand
-                .push(tick.at, tick.interval, rates.run, rates.run_delay, in_use);
+            state.demand.push(tick.at, tick.interval, rates, in_use);
         }
         self.pcpus.push(tick.interval, tick.pcpus.as_deref())
     }
@@ -327,7 +325,8 @@ fn give(
             hungry.push(index);
         }
     }
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // the cast saturates, and NaN gives 0
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    // the cast saturates, and NaN gives 0
     let each = (idle.0 / hungry.len().max(1) as f64).ceil() as u32;
     for index in hungry.iter() {
         vms[*index].more.raise(now, each);

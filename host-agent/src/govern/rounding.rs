@@ -1,6 +1,6 @@
 //! From a target to a number of vCPUs.
 
-use crate::model::{Cpus, BoundBy};
+use crate::model::{BoundBy, Cpus};
 
 /// Rounding up leaves off so much of a partly served vCPU, where that leaves no pCPU idle ...
 const LEFT_OFF: f64 = 0.15;
@@ -8,6 +8,12 @@ const LEFT_OFF: f64 = 0.15;
 const LEFT_OFF_PART: f64 = 0.04;
 /// ... and so much where it would: what measuring may be wrong by.
 pub(super) const LEFT_OFF_LEAST: f64 = 0.02;
+
+/// With the vCPUs that it is left, a VM must run this part of what it is due, even if what waits does not come sooner again.
+const SERVED: f64 = 0.92;
+
+/// Slope of the logistic curve that is nearest to the normal one.
+const LOGISTIC: f64 = 1.702;
 
 /// How targets are rounded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,4 +63,27 @@ impl Round {
             Rounding::Coarse
         }
     }
+}
+
+/// The least count from `rounded` on with which a VM runs what it is due, if the number of vCPUs that want to run is spread like
+/// this around its mean. With n of them wanting and u in use, min(n, u) run: m - σ·L((u - m) / σ) on the mean, where L is the
+/// standard normal loss, here by the logistic curve that is nearest to the normal one (Bowling et al., 2009).
+pub(super) fn with_room(
+    rounded: u32,
+    vcpus: u32,
+    target: Cpus,
+    mean: Cpus,
+    deviation: Cpus,
+) -> u32 {
+    let due = SERVED * target.0.min(mean.0);
+    let deviation = deviation.0.max(1e-3);
+    let runs = |usable: u32| {
+        let z = LOGISTIC * (mean.0 - f64::from(usable)) / deviation;
+        // ln(1 + e^z) without overflow.
+        let loss = z.max(0.0) + (-z.abs()).exp().ln_1p();
+        mean.0 - deviation * loss / LOGISTIC
+    };
+    (rounded..vcpus)
+        .find(|usable| runs(*usable) >= due)
+        .unwrap_or(vcpus)
 }

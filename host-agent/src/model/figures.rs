@@ -54,6 +54,10 @@ pub struct VmRates {
     pub run: Cpus,
     /// Waiting for pCPUs.
     pub run_delay: Cpus,
+    /// What its vCPUs would run if nothing made them wait.
+    pub wanted: Cpus,
+    /// By how much the number of vCPUs that want to run varies around that, squared, if each does so by itself.
+    pub variance: f64,
     /// Time on pCPUs as the kernel's counters tell it.
     pub run_time: Duration,
     /// Time waiting as the kernel's counters tell it.

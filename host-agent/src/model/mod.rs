@@ -13,6 +13,7 @@ use std::fmt;
 use std::iter::Sum;
 use std::ops::{Add, Sub};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hint_proto::CpuSet;
@@ -230,7 +231,7 @@ pub struct Classes {
 }
 
 /// What to tell a guest, before the channel adds epoch, sequence and lease.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Hint {
     /// vCPUs to use now, 1 to `vcpus`.
     pub usable: u32,
@@ -248,6 +249,8 @@ pub struct Hint {
     pub reason: Reason,
     /// Apply it, or log it.
     pub mode: Mode,
+    /// The vCPUs by number, those first that the host would rather keep in use; empty where it makes no difference.
+    pub keep: Arc<[u32]>,
 }
 
 /// What became of the last hint, by the agent's word.

@@ -72,8 +72,13 @@ pub enum Rule {
     WarmUp(Duration),
     /// Folding can't help it.
     NoGain,
-    /// It sleeps so often that it can't show its demand; it ran so much.
+    /// It wants so much and no more, so its share serves it without folding.
+    Satisfied(Cpus),
+    /// Its vCPUs rest so often, or all at once, that it needs all of them to run its share; it wants so much on the whole.
     Sleeper(Cpus),
+    /// Its load comes and goes, all of it, every few seconds or faster: it is left alone, and its neighbours keep the vCPUs with which
+    /// they use what it leaves.
+    Swings,
     /// Folded, it got too little; it is left unfolded for so long.
     Starved(Duration),
     /// The configuration fixes usable.
@@ -82,7 +87,7 @@ pub enum Rule {
     AtLeast(u32),
     /// The configuration's most.
     AtMost(u32),
-    /// Its share of the pCPUs, and so many vCPUs more, since pCPUs were idle with the share alone.
+    /// Its share of the pCPUs, and so many vCPUs more, since its own rest now and then or pCPUs were idle with the share alone.
     Share {
         /// vCPUs beyond the rounded share.
         more: u32,
@@ -112,6 +117,8 @@ pub enum Wait {
 pub enum Turn {
     /// The pCPUs full, and more than this wanted of them.
     Wanted(Cpus),
+    /// More wanted by itself than this.
+    Demand(Cpus),
     /// More idle time of pCPUs that it may use than this.
     Idle(Cpus),
     /// A target of this or more gives it so many vCPUs.
@@ -154,10 +161,10 @@ impl Why {
             Rule::AgentAbsent | Rule::AgentFails(_) => Reason::NoAgent,
             Rule::Unmeasured => Reason::Unmeasured,
             Rule::Uncontended => Reason::Uncontended,
-            Rule::ShareCovers => Reason::ShareCovers,
+            Rule::ShareCovers | Rule::Satisfied(_) => Reason::ShareCovers,
             Rule::WarmUp(_) => Reason::WarmUp,
             Rule::NoGain => Reason::NoGain,
-            Rule::Sleeper(_) => Reason::Sleeper,
+            Rule::Sleeper(_) | Rule::Swings => Reason::Sleeper,
             Rule::Starved(_) => Reason::Starved,
             Rule::Fixed | Rule::AtLeast(_) | Rule::AtMost(_) => Reason::Policy,
             Rule::Share { .. } => Reason::Contention,
@@ -206,9 +213,16 @@ impl fmt::Display for Why {
                 f,
                 "contended, and folding {vcpus} vCPUs at such a share gains nothing"
             )?,
-            Rule::Sleeper(ran) => write!(
+            Rule::Satisfied(wants) => write!(
                 f,
-                "contended; it fills only a part of its vCPUs and ran {ran}, less than its share, so it can't be told whether it would still run that much when folded"
+                "contended, and its share covers the {wants} CPUs that it wants"
+            )?,
+            Rule::Sleeper(wants) => write!(
+                f,
+                "contended; its vCPUs want {wants} CPUs together and rest in between, so that with fewer of them it would run less than its share"
+            )?,
+            Rule::Swings => f.write_str(
+                "contended; its load comes and goes every few seconds or faster, so it is left alone, and its neighbours keep the vCPUs with which they use what it leaves",
             )?,
             Rule::Starved(left) => write!(
                 f,
@@ -223,7 +237,7 @@ impl fmt::Display for Why {
             }
             Rule::Share { more } => write!(
                 f,
-                "contended; its share gives {} of {vcpus} vCPUs, and {more} more, since pCPUs were idle with those alone",
+                "contended; its share gives {} of {vcpus} vCPUs, and {more} more, since its vCPUs rest now and then, or pCPUs were idle with those alone",
                 usable.saturating_sub(more)
             )?,
             Rule::Quota(cap) => write!(
@@ -251,7 +265,11 @@ impl fmt::Display for Why {
             _ => {}
         }
         for (index, turn) in self.turns.iter().flatten().enumerate() {
-            let lead = if index == 0 { ". It changes with" } else { ", or with" };
+            let lead = if index == 0 {
+                ". It changes with"
+            } else {
+                ", or with"
+            };
             write!(f, "{lead} {turn}")?;
         }
         Ok(())
@@ -280,6 +298,7 @@ impl fmt::Display for Turn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Wanted(wanted) => write!(f, "full pCPUs and more than {wanted} wanted of them"),
+            Self::Demand(wanted) => write!(f, "more than {wanted} wanted by itself"),
             Self::Idle(idle) => write!(f, "more than {idle} pCPUs idle"),
             Self::TargetFrom { target, usable } => {
                 write!(f, "a share of {target} or more ({usable} vCPUs)")

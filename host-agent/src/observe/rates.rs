@@ -12,6 +12,10 @@ use crate::model::{Cpus, PcpuRates, Tick, VmId, VmRates};
 /// Two samples further apart than this say nothing of now: the host slept, or the broker was stopped.
 const LONGEST_INTERVAL: Duration = Duration::from_secs(5);
 
+/// A thread that seems to have rested for less than this part of the time did not: run, run delay and the time between samples are
+/// read one after the other.
+const NO_REST: f64 = 0.05;
+
 /// Makes [`Tick`]s; holds the last sample.
 #[derive(Debug, Default)]
 pub struct Rates {
@@ -62,7 +66,6 @@ impl Rates {
             .checked_sub(before.at)
             .filter(|interval| !interval.is_zero())?;
         let mut rates = VmRates::default();
-        let mut wanted = Duration::ZERO;
         for (tid, now) in &times.threads {
             let (old, now) = (before.threads.get(tid).copied().flatten()?, (*now)?);
             let Some((run, run_delay)) = grown(old, now) else {
@@ -83,11 +86,28 @@ impl Rates {
             } else {
                 run_delay.saturating_sub(counted).min(interval - run)
             };
-            wanted += waited;
-            rates.run = rates.run + Cpus::from_time(run, interval)?;
+            let (run, waited) = (
+                Cpus::from_time(run, interval)?,
+                Cpus::from_time(waited, interval)?,
+            );
+            let wanted = wanted(run, waited);
+            rates.run = rates.run + run;
+            rates.run_delay = rates.run_delay + waited;
+            rates.wanted = rates.wanted + wanted;
+            rates.variance += wanted.0 * (1.0 - wanted.0);
         }
-        rates.run_delay = Cpus::from_time(wanted, interval)?;
         Some(rates)
+    }
+}
+
+/// What a thread would run if nothing made it wait: of the time that it did not wait, the part that it ran. A thread that rests a
+/// while after each piece of work has its rests later when it waits, and not less often.
+fn wanted(run: Cpus, waited: Cpus) -> Cpus {
+    let rested = (1.0 - run.0 - waited.0 - NO_REST).max(0.0);
+    if run > Cpus::ZERO {
+        Cpus(run.0 / (run.0 + rested))
+    } else {
+        waited
     }
 }
 
@@ -178,19 +198,15 @@ mod tests {
     #[test]
     fn run_and_run_delay_add_up_over_the_threads() {
         let mut rates_of = Rates::default();
-        let first = rates_of.update(
-            sample(
-                1000,
-                &[(1, Some((0, 0, false))), (2, Some((50, 10, false)))],
-            ),
-                    );
+        let first = rates_of.update(sample(
+            1000,
+            &[(1, Some((0, 0, false))), (2, Some((50, 10, false)))],
+        ));
         assert_eq!(first.vms[&ID], None, "one sample is no rate");
-        let tick = rates_of.update(
-            sample(
-                1100,
-                &[(1, Some((100, 0, false))), (2, Some((75, 60, false)))],
-            ),
-                    );
+        let tick = rates_of.update(sample(
+            1100,
+            &[(1, Some((100, 0, false))), (2, Some((75, 60, false)))],
+        ));
         close(rates(&tick), (1.25, 0.5));
         assert_eq!(tick.interval, ms(100));
     }
@@ -212,6 +228,17 @@ mod tests {
     }
 
     #[test]
+    fn waiting_is_no_work_for_who_rests_and_all_for_who_does_not() {
+        let near = |found: Cpus, wanted: f64| assert!((found.0 - wanted).abs() < 0.01, "{found}");
+        near(wanted(Cpus(1.0), Cpus(0.0)), 1.0);
+        near(wanted(Cpus(0.1), Cpus(0.88)), 1.0);
+        near(wanted(Cpus(0.0), Cpus(1.0)), 1.0);
+        near(wanted(Cpus(0.0), Cpus(0.0)), 0.0);
+        // It ran and rested for as long; that it waited as long again changes nothing.
+        near(wanted(Cpus(0.3), Cpus(0.35)), 0.5);
+    }
+
+    #[test]
     fn one_thread_never_wants_more_than_one_cpu() {
         let mut rates_of = Rates::default();
         rates_of.update(sample(0, &[(1, Some((0, 0, false)))]));
@@ -223,16 +250,15 @@ mod tests {
     fn a_thread_that_is_not_known_makes_its_vm_unknown() {
         let mut rates_of = Rates::default();
         rates_of.update(sample(0, &[(1, Some((0, 0, false))), (2, None)]));
-        let tick = rates_of.update(
-            sample(100, &[(1, Some((100, 0, false))), (2, Some((1, 1, false)))]),
-                    );
+        let tick = rates_of.update(sample(
+            100,
+            &[(1, Some((100, 0, false))), (2, Some((1, 1, false)))],
+        ));
         assert_eq!(tick.vms[&ID], None);
-        let tick = rates_of.update(
-            sample(
-                200,
-                &[(1, Some((150, 0, false))), (2, Some((51, 1, false)))],
-            ),
-                    );
+        let tick = rates_of.update(sample(
+            200,
+            &[(1, Some((150, 0, false))), (2, Some((51, 1, false)))],
+        ));
         close(rates(&tick), (1.0, 0.0));
     }
 

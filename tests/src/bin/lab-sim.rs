@@ -192,13 +192,18 @@ fn print_vms(scenarios: &[Scenario], summaries: &[Summary], arms: usize) {
             );
         }
         for run in runs {
-            print!("{}{}", report::table(std::slice::from_ref(run)), report::vms(run));
+            print!(
+                "{}{}",
+                report::table(std::slice::from_ref(run)),
+                report::vms(run)
+            );
         }
     }
 }
 
 fn print_arm(summaries: &[Summary], arm: Name) {
-    let least = |figure: fn(&Summary) -> f64| of(summaries, arm).map(figure).fold(f64::MAX, f64::min);
+    let least =
+        |figure: fn(&Summary) -> f64| of(summaries, arm).map(figure).fold(f64::MAX, f64::min);
     let most = |figure: fn(&Summary) -> f64| of(summaries, arm).map(figure).fold(0.0, f64::max);
     println!(
         "{:19} pool: geometric mean {:.3}, worst {:.3}, best {:.3}; worst VM {:.3}, of its due {:.3}; least Jain {:.3}; most changes {:.1}",

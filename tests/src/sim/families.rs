@@ -78,9 +78,7 @@ pub fn matrix(pcpus: usize, seconds: f64) -> Vec<Scenario> {
             for vcpus in VCPUS {
                 let name = format!("{} {vms}x{vcpus} on {pcpus}", load.name());
                 let mut scenario = empty(&name, pcpus, seconds, 1);
-                scenario
-                    .vms
-                    .push(vm("vm", vms, vcpus, load.load(vcpus)));
+                scenario.vms.push(vm("vm", vms, vcpus, load.load(vcpus)));
                 all.push(scenario);
             }
         }
@@ -123,7 +121,12 @@ pub fn random(seed: u64, seconds: f64, features: Features) -> Scenario {
     }
     for number in 0..vms {
         let vcpus = [1, 2, 2, 4, 4, 4, 8, 8, 12, 16][rng.usize(0..10)].min(2 * pcpus);
-        let mut spec = vm(&format!("vm{number}"), 1, vcpus, random_load(&mut rng, vcpus));
+        let mut spec = vm(
+            &format!("vm{number}"),
+            1,
+            vcpus,
+            random_load(&mut rng, vcpus),
+        );
         if rng.f64() < 0.3 {
             spec.weight = [50, 200, 300][rng.usize(0..3)];
         }

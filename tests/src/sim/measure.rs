@@ -98,7 +98,10 @@ pub fn settling_time(outcome: &Outcome, at: f64, until: f64) -> f64 {
         if usable_at(vm, at) == last {
             return 0.0;
         }
-        let reached = vm.usable.iter().find(|change| change.0 > at && change.1 == last);
+        let reached = vm
+            .usable
+            .iter()
+            .find(|change| change.0 > at && change.1 == last);
         reached.map_or(0.0, |change| change.0 - at)
     });
     times.fold(0.0, f64::max)
@@ -107,11 +110,9 @@ pub fn settling_time(outcome: &Outcome, at: f64, until: f64) -> f64 {
 /// Jain's index: 1 when all values are the same.
 #[must_use]
 pub fn jain(values: &[f64]) -> f64 {
-    let (sum, squares) = values
-        .iter()
-        .fold((0.0, 0.0), |(sum, squares), value| {
-            (sum + value, squares + value * value)
-        });
+    let (sum, squares) = values.iter().fold((0.0, 0.0), |(sum, squares), value| {
+        (sum + value, squares + value * value)
+    });
     if squares > 0.0 {
         sum * sum / (values.len() as f64 * squares)
     } else {
@@ -153,9 +154,7 @@ pub fn summary(outcome: &Outcome, none: &Outcome) -> Summary {
     let due = outcome.vms.iter().zip(&none.vms).zip(&shares);
     let due = due
         .filter(|((_, before), _)| before.work > LITTLE)
-        .map(|((vm, before), (share, _))| {
-            vm.work / (before.work * (share / before.run).min(1.0))
-        });
+        .map(|((vm, before), (share, _))| vm.work / (before.work * (share / before.run).min(1.0)));
     let worst_due = due.fold(f64::INFINITY, f64::min).min(1e3);
     let fair: Vec<f64> = shares
         .iter()
@@ -218,7 +217,11 @@ pub fn geometric_mean(values: impl IntoIterator<Item = f64>) -> f64 {
         logs += value.max(f64::MIN_POSITIVE).ln();
         count += 1.0;
     }
-    if count > 0.0 { f64::exp(logs / count) } else { 1.0 }
+    if count > 0.0 {
+        f64::exp(logs / count)
+    } else {
+        1.0
+    }
 }
 
 #[cfg(test)]

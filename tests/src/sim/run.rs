@@ -172,7 +172,10 @@ pub fn simulate_with(
         }
         let step = steps.peek().map_or(Nanos::MAX, |step| nanos(step.0));
         let count_from = if before.is_none() { from } else { Nanos::MAX };
-        now = (now / TICK * TICK + TICK).min(step).min(count_from).min(end);
+        now = (now / TICK * TICK + TICK)
+            .min(step)
+            .min(count_from)
+            .min(end);
         world.run_until(now);
     }
     let before = before.unwrap_or_default();

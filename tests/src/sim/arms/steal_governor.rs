@@ -31,8 +31,16 @@ impl<const PATIENT: bool> GuestRule for StealGovernor<PATIENT> {
         if !std::mem::replace(&mut self.started, true) {
             return guest.in_use;
         }
-        self.high_for = if ratio > Self::HIGH { self.high_for + 1 } else { 0 };
-        self.low_for = if ratio < Self::LOW { self.low_for + 1 } else { 0 };
+        self.high_for = if ratio > Self::HIGH {
+            self.high_for + 1
+        } else {
+            0
+        };
+        self.low_for = if ratio < Self::LOW {
+            self.low_for + 1
+        } else {
+            0
+        };
         if self.high_for >= Self::SAMPLES {
             self.high_for = 0;
             return (guest.in_use - 1).max(1);

@@ -7,11 +7,7 @@ use crate::sim::clock::{MS, Nanos, US, nanos};
 
 /// A load of one guest, as scenario files name it. Times are those of an undisturbed pCPU.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(
-    tag = "kind",
-    rename_all = "kebab-case",
-    deny_unknown_fields
-)]
+#[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Load {
     /// A timer now and then.
     Idle {},

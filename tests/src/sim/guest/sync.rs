@@ -77,7 +77,12 @@ impl World {
     fn wave(&mut self, task: usize, on: Nanos, off: Nanos, phase: Nanos) {
         let period = on + off;
         let place = (self.now + period - phase % period) % period;
-        let edge = self.now + if place < on { on - place } else { period - place };
+        let edge = self.now
+            + if place < on {
+                on - place
+            } else {
+                period - place
+            };
         let task_place = &mut self.tasks[task];
         if place < on {
             task_place.doing = Doing::Computing;

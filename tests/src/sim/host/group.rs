@@ -78,12 +78,7 @@ impl Groups {
         index
     }
 
-    fn push(
-        &mut self,
-        parent: Option<usize>,
-        weight: f64,
-        quota: Option<(Nanos, Nanos)>,
-    ) -> usize {
+    fn push(&mut self, parent: Option<usize>, weight: f64, quota: Option<(Nanos, Nanos)>) -> usize {
         let index = self.all.len();
         let mut limits = parent.map_or_else(Vec::new, |parent| self.all[parent].limits.clone());
         if quota.is_some() {

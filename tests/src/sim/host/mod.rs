@@ -257,8 +257,7 @@ impl Host {
             Some(current) => {
                 let running = &self.threads[current];
                 let ran = (now - place.charged_at) as f64 / self.weight(current);
-                let interrupts =
-                    virtual_time + WAKE_GRAIN / weight < running.virtual_time + ran;
+                let interrupts = virtual_time + WAKE_GRAIN / weight < running.virtual_time + ran;
                 self.pcpus[pcpu].interrupted |= interrupts;
                 // Even if it doesn't interrupt, the running thread's slice has an end from now on.
                 self.due.insert(pcpu);
@@ -329,8 +328,7 @@ impl Host {
 
     fn stop(&mut self, pcpu: usize) -> Option<usize> {
         let thread = self.pcpus[pcpu].current.take()?;
-        self.groups
-            .count_running(self.threads[thread].group, false);
+        self.groups.count_running(self.threads[thread].group, false);
         self.idle.insert(pcpu);
         Some(thread)
     }
