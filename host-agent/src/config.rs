@@ -181,12 +181,22 @@ pub struct VmPolicy {
     /// How far to go with it at most.
     #[serde(default = "furthest")]
     pub mode: Mode,
-    /// Its weight, 1 to 10 000.
-    #[serde(default = "default_weight", deserialize_with = "weight")]
-    pub weight: u32,
+    /// Its weight among its siblings in place of its CPU group's, 1 to 10 000.
+    #[serde(default, deserialize_with = "weight_or_none")]
+    pub weight: Option<u32>,
     /// Never fewer usable vCPUs than this; 1 or more.
     #[serde(default = "one", deserialize_with = "at_least_one")]
     pub min_usable: u32,
+    /// Never more usable vCPUs than this, contended or not; 1 or more.
+    #[serde(default, deserialize_with = "at_least_one_or_none")]
+    pub max_usable: Option<u32>,
+    /// Always so many usable vCPUs; 1 or more.
+    #[serde(default, deserialize_with = "at_least_one_or_none")]
+    pub usable: Option<u32>,
+    /// pCPU time that it is due while it wants it, whatever the weights say; in CPUs, 0 for none. The broker's figure only: give
+    /// the VM's cgroup the weight that keeps the promise.
+    #[serde(default, deserialize_with = "reservation")]
+    pub reservation: f64,
     /// Path of its hybrid vsock, for a VMM whose command line doesn't tell.
     pub hybrid_socket: Option<PathBuf>,
 }
@@ -197,8 +207,11 @@ impl Default for VmPolicy {
             name: None,
             uuid: None,
             mode: furthest(),
-            weight: DEFAULT_WEIGHT,
+            weight: None,
             min_usable: 1,
+            max_usable: None,
+            usable: None,
+            reservation: 0.0,
             hybrid_socket: None,
         }
     }
@@ -218,10 +231,6 @@ impl VmPolicy {
 
 fn furthest() -> Mode {
     Mode::Enforce
-}
-
-fn default_weight() -> u32 {
-    DEFAULT_WEIGHT
 }
 
 fn one() -> u32 {
@@ -289,6 +298,12 @@ impl Config {
             )));
         }
         for (index, vm) in config.vms.iter().enumerate() {
+            if vm.max_usable.is_some_and(|most| most < vm.min_usable) {
+                return Err(refused(format!(
+                    "[[vm]] number {}: max_usable must be min_usable or more",
+                    index + 1
+                )));
+            }
             if vm.name.is_none() && vm.uuid.is_none() {
                 return Err(refused(format!(
                     "[[vm]] number {} needs a name or a uuid to say which VM it is for",
@@ -364,6 +379,28 @@ fn weight<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
 
 fn at_least_one<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
     within_u32(deserializer, 1, hint_proto::MAX_CPUS)
+}
+
+fn weight_or_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
+    weight(deserializer).map(Some)
+}
+
+fn at_least_one_or_none<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<u32>, D::Error> {
+    at_least_one(deserializer).map(Some)
+}
+
+fn reservation<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    let found = f64::deserialize(deserializer)?;
+    let most = f64::from(hint_proto::MAX_CPUS);
+    if (0.0..=most).contains(&found) {
+        Ok(found)
+    } else {
+        Err(de::Error::custom(format!(
+            "expected a number of CPUs from 0 to {most}, found {found}"
+        )))
+    }
 }
 
 #[cfg(test)]
@@ -460,9 +497,9 @@ mod tests {
     fn a_vm_never_goes_further_than_the_host() {
         let config = parse("mode = \"advise\"\n[[vm]]\nname = \"a\"\nweight = 300\n[[vm]]\nname = \"b\"\nmode = \"observe\"\n").unwrap();
         assert_eq!(config.policy(&vm("a")).mode, Mode::Advise);
-        assert_eq!(config.policy(&vm("a")).weight, 300);
+        assert_eq!(config.policy(&vm("a")).weight, Some(300));
         assert_eq!(config.policy(&vm("b")).mode, Mode::Observe);
-        assert_eq!(config.policy(&vm("c")).weight, DEFAULT_WEIGHT);
+        assert_eq!(config.policy(&vm("c")).weight, None);
     }
 
     #[test]

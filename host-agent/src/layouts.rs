@@ -412,12 +412,7 @@ fn whatever_fails_nothing_panics() {
                 let tree = cgroups.scan(&vms).tree;
                 cgroups.usage(&tree);
                 let sample = observer.sample(&vms, || Duration::from_secs(tick), true);
-                let pool = observer
-                    .topology()
-                    .topology
-                    .as_ref()
-                    .map(crate::model::Topology::common);
-                rates.update(sample, &pool.unwrap_or_default());
+                rates.update(sample);
             }
         }
     }

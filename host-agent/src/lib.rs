@@ -18,6 +18,7 @@ mod layouts;
 pub mod metrics;
 pub mod model;
 pub mod observe;
+pub mod place;
 mod procfs;
 pub mod publish;
 pub mod root;

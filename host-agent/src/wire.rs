@@ -52,6 +52,7 @@ pub fn reason(reason: Reason) -> v1::Reason {
         Reason::Pinned => v1::Reason::Pinned,
         Reason::Policy => v1::Reason::Policy,
         Reason::Starved => v1::Reason::Starved,
+        Reason::Quota => v1::Reason::Quota,
     }
 }
 
@@ -114,6 +115,7 @@ mod tests {
             Reason::Pinned,
             Reason::Policy,
             Reason::Starved,
+            Reason::Quota,
         ] {
             assert_eq!(
                 reason_word(reason(model).into()),

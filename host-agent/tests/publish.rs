@@ -74,7 +74,7 @@ async fn a_hint_is_delivered_renewed_and_withdrawn() {
         spare: Some(Cpus(0.75)),
         ..hint(2)
     };
-    publisher.publish(id(10), Some(figures));
+    publisher.publish(id(10), Some(figures.clone()));
     let renewal = guest.hint(|hint| hint.spare_milli_cpus == Some(750)).await;
     assert_eq!((renewal.sequence, renewal.usable), (1, 2));
 

@@ -46,8 +46,17 @@ pub fn vm(view: &VmView) -> v1::Vm {
         weight: view.weight,
         mode: wire::mode(view.mode).into(),
         reason: wire::reason(view.reason).into(),
-        explanation: view.explanation.clone(),
+        explanation: explanation(view),
         agent: Some(view.agent.as_ref().map_or_else(absent, agent)),
+    }
+}
+
+/// The decision in words.
+fn explanation(view: &VmView) -> String {
+    match (&view.vm.vcpus, &view.why) {
+        (Vcpus::Unclassified(why), _) => format!("shown and never hinted: {why}"),
+        (Vcpus::Known(_), Some(why)) => why.to_string(),
+        (Vcpus::Known(_), None) => String::new(),
     }
 }
 

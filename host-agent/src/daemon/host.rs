@@ -1,21 +1,21 @@
 //! One tick: discover when it is due, observe, decide, publish, and draw the view.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hint_proto::CpuSet;
 
+use super::inputs::{Inputs, agent_state};
 use super::view::{Drawing, draw};
 use crate::config::Config;
 use crate::discover::{Discovery, Found, Scan};
-use crate::entitle::pool::{self, Affinity};
-use crate::govern::{AgentState, Decision, Governor, Step, VmInput};
-use crate::model::{
-    Agent, Contention, Hint, HostView, Mode, Placement, Tick, Topology, Vcpus, Vm, VmId,
-};
+use crate::govern::{Decision, Governor, Input};
+use crate::model::{Hint, HostView, Mode, Tick, Topology, Vcpus, Vm, VmId};
 use crate::observe::cgroups::{Cgroups, GroupScan};
 use crate::observe::rates::Rates;
 use crate::observe::{Observer, Sample, TopologyScan};
+use crate::place::{Placed, Places};
 use crate::publish::Publisher;
 use crate::root::Root;
 
@@ -45,12 +45,13 @@ pub(super) struct Host {
     next_groups: Duration,
     rates: Rates,
     governor: Governor,
+    places: Places,
     scan: Scan,
     next_scan: Duration,
     topology: TopologyScan,
-    pool: CpuSet,
-    placements: BTreeMap<VmId, Placement>,
-    last_step: Step,
+    online: CpuSet,
+    inputs: Inputs,
+    inputs_due: bool,
     totals: BTreeMap<VmId, Totals>,
     ticks: u64,
     rejected: u64,
@@ -69,12 +70,13 @@ impl Host {
             next_groups: Duration::ZERO,
             rates: Rates::default(),
             governor: Governor::default(),
+            places: Places::default(),
             scan: Scan::default(),
             next_scan: Duration::ZERO,
             topology: TopologyScan::default(),
-            pool: CpuSet::new(),
-            placements: BTreeMap::new(),
-            last_step: Step::default(),
+            online: CpuSet::new(),
+            inputs: Inputs::default(),
+            inputs_due: true,
             totals: BTreeMap::new(),
             ticks: 0,
             rejected: 0,
@@ -96,21 +98,35 @@ impl Host {
         let vms: Vec<Vm> = self.scan.vms.iter().map(|found| found.vm.clone()).collect();
         if started.elapsed() >= self.next_groups {
             self.groups = self.cgroups.scan(&vms);
+            self.inputs_due = true;
             self.next_groups = started.elapsed() + GROUPS_EVERY;
         }
         let sample = self
             .observer
             .sample(&vms, || started.elapsed(), self.governor.may_queue());
-        self.place(&sample);
+        self.follow(&sample);
         let sampled = sample.degraded.clone();
-        let tick = self.rates.update(sample, &self.pool);
+        let tick = self.rates.update(sample);
         self.count(&tick);
         let agents = publisher.agents();
-        let inputs: Vec<VmInput> = vms
-            .iter()
-            .map(|vm| self.input(vm, agents.get(&vm.id)))
+        for vm in &mut self.inputs.vms {
+            vm.agent = agent_state(agents.get(&vm.id));
+        }
+        let input = Input {
+            groups: &self.inputs.groups,
+            vms: &self.inputs.vms,
+            host_weight: f64::from(self.config.host.weight),
+        };
+        let step = self.governor.step(&tick, &input);
+        let placed: Vec<Option<Placed<'_>>> = (self.inputs.vms.iter().zip(&step.decisions))
+            .map(|(vm, decision)| {
+                Some(Placed {
+                    threads: vm.threads.as_ref()?,
+                    usable: decision.usable?,
+                })
+            })
             .collect();
-        self.last_step = self.governor.step(&tick, &inputs, self.config.host.weight);
+        self.places.choose(&placed);
         self.report(publisher, &sampled);
         self.publish(&vms, publisher);
         self.view(publisher)
@@ -137,6 +153,7 @@ impl Host {
     pub(super) fn set_mode(&mut self, mode: Mode, publisher: &Publisher) -> HostView {
         tracing::info!(from = %self.config.mode, to = %mode, "mode set by the control API");
         self.config.mode = mode;
+        self.inputs_due = true;
         let vms: Vec<Vm> = self.scan.vms.iter().map(|found| found.vm.clone()).collect();
         self.publish(&vms, publisher);
         self.view(publisher)
@@ -155,39 +172,29 @@ impl Host {
         publisher.set_vms(&vms);
         self.topology = self.observer.topology().clone();
         self.scan = scan;
+        self.inputs_due = true;
         self.next_scan = self.started.elapsed() + self.config.discover.rescan;
     }
 
-    /// Which pCPUs the VMs compete for now.
-    fn place(&mut self, sample: &Sample) {
-        let online: CpuSet = sample
-            .pcpus
-            .iter()
-            .flat_map(|times| times.keys().copied())
-            .collect();
-        let common = self
-            .topology
-            .topology
-            .as_ref()
-            .map_or_else(|| online.clone(), Topology::common);
-        let affinities: Vec<Affinity<'_>> = self
-            .scan
-            .vms
-            .iter()
-            .map(|found| Affinity {
-                allowed: found.allowed.as_ref(),
-                reach: &found.reach,
-            })
-            .collect();
-        let (pool, placements) = pool::choose(&common, &online, &affinities);
-        self.placements = self
-            .scan
-            .vms
-            .iter()
-            .map(|found| found.vm.id)
-            .zip(placements)
-            .collect();
-        self.pool = pool;
+    /// Brings the governor's input up to date.
+    fn follow(&mut self, sample: &Sample) {
+        let online = sample.pcpus.iter().flat_map(BTreeMap::keys);
+        if !online.clone().copied().eq(self.online.iter()) {
+            self.online = online.copied().collect();
+            self.inputs_due = true;
+        }
+        if std::mem::take(&mut self.inputs_due) {
+            let topology = self.topology.topology.as_ref();
+            let common = topology.map_or_else(|| self.online.clone(), Topology::common);
+            let found = &self.scan.vms;
+            self.inputs.follow(
+                found,
+                &self.groups.tree,
+                &self.config,
+                &common,
+                &self.online,
+            );
+        }
     }
 
     fn count(&mut self, tick: &Tick) {
@@ -203,61 +210,26 @@ impl Host {
         }
     }
 
-    fn input(&self, vm: &Vm, agent: Option<&Agent>) -> VmInput {
-        let policy = self.config.policy(vm);
-        let agent = match agent {
-            Some(agent) if agent.works() => {
-                let in_use = u32::try_from(agent.preferred.intersection(&agent.online).len()).ok();
-                AgentState::Works {
-                    in_use: in_use.filter(|in_use| *in_use > 0),
-                }
-            }
-            Some(_) => AgentState::Fails,
-            None => AgentState::Absent,
-        };
-        VmInput {
-            id: vm.id,
-            vcpus: vcpu_count(vm),
-            placement: self
-                .placements
-                .get(&vm.id)
-                .copied()
-                .unwrap_or(Placement::Elsewhere),
-            weight: policy.weight,
-            min_usable: policy.min_usable,
-            enforced: policy.mode == Mode::Enforce,
-            agent,
-        }
-    }
-
     fn publish(&self, vms: &[Vm], publisher: &Publisher) {
-        for (vm, decision) in vms.iter().zip(&self.last_step.decisions) {
+        let decisions = &self.governor.last().decisions;
+        for ((vm, decision), keep) in vms.iter().zip(decisions).zip(self.places.last()) {
             let mode = self.config.policy(vm).mode;
-            publisher.publish(vm.id, hint(mode, vcpu_count(vm), decision, &self.last_step));
+            publisher.publish(vm.id, hint(mode, vcpu_count(vm), decision, keep));
         }
     }
 
     /// Logs what changed, and what can't be read since this tick.
     fn report(&mut self, publisher: &Publisher, sampled: &[String]) {
-        for decision in self
-            .last_step
-            .decisions
-            .iter()
-            .filter(|decision| decision.changed)
-        {
-            let name = self
-                .scan
-                .vms
-                .iter()
-                .find(|found| found.vm.id == decision.id)
-                .map(|found| found.vm.name.as_str());
-            tracing::info!(
-                vm = %decision.id,
-                name,
-                usable = decision.usable,
-                reason = %decision.reason,
-                "{}", decision.explanation
-            );
+        for (found, decision) in self.scan.vms.iter().zip(&self.governor.last().decisions) {
+            if decision.changed {
+                tracing::info!(
+                    vm = %decision.id,
+                    name = found.vm.name.as_str(),
+                    usable = decision.usable,
+                    reason = %decision.reason(),
+                    "{}", decision.why
+                );
+            }
         }
         let mut degraded: BTreeSet<String> = self
             .scan
@@ -284,12 +256,11 @@ impl Host {
             epoch: self.epoch,
             ticks: self.ticks,
             rejected: self.rejected,
-            pool: &self.pool,
+            pcpus: &self.inputs.pcpus,
             degraded: &self.degraded,
             vms: &self.scan.vms,
-            step: &self.last_step,
+            step: self.governor.last(),
             totals: &self.totals,
-            governor: &self.governor,
             agents: publisher.agents(),
         })
     }
@@ -304,7 +275,7 @@ fn vcpu_count(vm: &Vm) -> Option<u32> {
 }
 
 /// What to tell the guest; nothing in mode observe, or when its vCPUs are not known.
-fn hint(mode: Mode, vcpus: Option<u32>, decision: &Decision, step: &Step) -> Option<Hint> {
+fn hint(mode: Mode, vcpus: Option<u32>, decision: &Decision, keep: &Arc<[u32]>) -> Option<Hint> {
     let (Some(vcpus), Some(usable)) = (vcpus, decision.usable) else {
         return None;
     };
@@ -313,10 +284,11 @@ fn hint(mode: Mode, vcpus: Option<u32>, decision: &Decision, step: &Step) -> Opt
         vcpus,
         classes: decision.classes,
         entitlement: decision.target,
-        spare: step.idle,
-        contention: step.contention,
-        reason: decision.reason,
+        spare: decision.spare,
+        contention: decision.contention,
+        reason: decision.reason(),
         mode,
+        keep: Arc::clone(keep),
     })
 }
 

@@ -2,6 +2,7 @@
 
 mod cadence;
 mod host;
+mod inputs;
 mod view;
 
 use std::future::Future;

@@ -1,15 +1,23 @@
 //! How much a VM wants, from what it was measured to do. Pure: state and time are handed in.
 //!
-//! A VM that runs on all its vCPUs shows its demand: what ran plus what waited. A folded one can't show demand above the
-//! vCPUs it uses; when it fills those, it is *saturated* and taken to want all its vCPUs.
+//! A VM that runs on all its vCPUs shows its demand: what they would run if nothing made them wait. A folded one can't show demand
+//! above the vCPUs it uses; when it fills those, it is *saturated* and taken to want all its vCPUs.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::model::Cpus;
+use crate::model::{Cpus, VmRates};
 
 /// Demand is a mean over so long.
 const WINDOW: Duration = Duration::from_millis(500);
+/// A load that ends or begins is plain after two ticks: those are below, or above, so many times the mean.
+const FALLEN: f64 = 0.5;
+const RISEN: f64 = 2.0;
+/// A VM swings when it went from wanting less than the first part of its vCPUs in use to more than the second, so often in so long.
+const RESTS: f64 = 0.25;
+const WORKS: f64 = 0.75;
+const SWINGS: usize = 4;
+const SWINGS_OVER: Duration = Duration::from_secs(10);
 /// For slower judgements (is it a sleeper, does it starve?) figures are kept for so long.
 const LONG_WINDOW: Duration = Duration::from_secs(1);
 /// A VM without figures for so long is not measured any more.
@@ -28,6 +36,8 @@ struct Figure {
     interval: Duration,
     run: Cpus,
     run_delay: Cpus,
+    wanted: Cpus,
+    variance: f64,
 }
 
 /// Measured use of one VM over the last second, and what follows from it.
@@ -37,26 +47,28 @@ pub struct Demand {
     saturated: bool,
     in_use: u32,
     settled_at: Duration,
+    load_since: Duration,
+    rests: bool,
+    starts: VecDeque<Duration>,
 }
 
 impl Demand {
     /// Takes the figures of one tick; `in_use` is the number of vCPUs that the guest really uses.
-    pub fn push(
-        &mut self,
-        at: Duration,
-        interval: Duration,
-        run: Cpus,
-        run_delay: Cpus,
-        in_use: u32,
-    ) {
+    pub fn push(&mut self, at: Duration, interval: Duration, rates: &VmRates, in_use: u32) {
         self.figures.push_back(Figure {
             at,
             interval,
-            run,
-            run_delay,
+            run: rates.run,
+            run_delay: rates.run_delay,
+            wanted: rates.wanted,
+            variance: rates.variance,
         });
         self.figures
             .retain(|figure| at.saturating_sub(figure.at) < LONG_WINDOW);
+        if self.latest_two() > RISEN * self.mean(WINDOW, |figure| figure.wanted).0 {
+            self.load_since = at.saturating_sub(2 * interval);
+        }
+        self.note_start(at, rates.wanted.0 / f64::from(in_use.max(1)));
         if in_use != self.in_use {
             self.in_use = in_use;
             self.settled_at = at + SETTLE;
@@ -73,6 +85,25 @@ impl Demand {
         self.saturated = wanted >= part * f64::from(in_use);
     }
 
+    /// Does its load come and go, all of it, again and again?
+    #[must_use]
+    pub fn swings(&self) -> bool {
+        self.starts.len() >= SWINGS
+    }
+
+    fn note_start(&mut self, at: Duration, part: f64) {
+        while let Some(first) = self.starts.front()
+            && at.saturating_sub(*first) >= SWINGS_OVER
+        {
+            self.starts.pop_front();
+        }
+        if part < RESTS {
+            self.rests = true;
+        } else if part > WORKS && std::mem::take(&mut self.rests) && self.starts.len() < SWINGS {
+            self.starts.push_back(at);
+        }
+    }
+
     /// Are the figures recent enough to decide by?
     #[must_use]
     pub fn is_fresh(&self, now: Duration) -> bool {
@@ -87,15 +118,50 @@ impl Demand {
         self.saturated
     }
 
-    /// Run plus run delay: the mean of the last half second, or that of the last two ticks once those fall below half of it.
+    /// What its vCPUs would run if nothing made them wait: the mean of the last half second, or that of the last two ticks once those fall below half of it,
+    /// or rise above twice.
     #[must_use]
     pub fn measured(&self) -> Cpus {
-        let wanted = |figure: &Figure| figure.run + figure.run_delay;
+        let wanted = |figure: &Figure| figure.wanted;
         let mean = self.mean(WINDOW, wanted);
-        let mut latest = self.figures.iter().rev().take(2);
-        let sum: Cpus = latest.by_ref().map(wanted).sum();
-        let now = Cpus(sum.0 / self.figures.len().clamp(1, 2) as f64);
-        if now.0 < 0.5 * mean.0 { now } else { mean }
+        let now = Cpus(self.latest_two());
+        if now.0 < FALLEN * mean.0 || now.0 > RISEN * mean.0 {
+            now
+        } else {
+            mean
+        }
+    }
+
+    fn latest_two(&self) -> f64 {
+        let latest = self.figures.iter().rev().take(2);
+        let sum: f64 = latest.map(|figure| figure.wanted.0).sum();
+        sum / self.figures.len().clamp(1, 2) as f64
+    }
+
+    /// What its vCPUs would have run in the last tick if nothing had made them wait.
+    #[must_use]
+    pub fn latest(&self) -> Cpus {
+        let last = self.figures.back();
+        last.map_or(Cpus::ZERO, |figure| figure.wanted)
+    }
+
+    /// Mean and standard deviation of the number of vCPUs that want to run, over the last second, and not before
+    /// `since` or the plain start of its load.
+    #[must_use]
+    pub fn spread(&self, since: Duration) -> (Cpus, Cpus) {
+        let window = self.long_window(since.max(self.load_since));
+        let mean = self.mean(window, |figure| figure.wanted);
+        let square = |figure: &Figure| {
+            let off = figure.wanted.0 - mean.0;
+            Cpus(figure.variance + off * off)
+        };
+        (mean, Cpus(self.mean(window, square).0.max(0.0).sqrt()))
+    }
+
+    /// Run in the last tick.
+    #[must_use]
+    pub fn latest_run(&self) -> Cpus {
+        self.figures.back().map_or(Cpus::ZERO, |figure| figure.run)
     }
 
     /// What the VM is taken to want, for dividing the pool: at most `vcpus`.
@@ -123,9 +189,12 @@ impl Demand {
     /// Mean of what ran over the last second, and not before `since`.
     #[must_use]
     pub fn long_run(&self, since: Duration) -> Cpus {
+        self.mean(self.long_window(since), |figure| figure.run)
+    }
+
+    fn long_window(&self, since: Duration) -> Duration {
         let last = self.figures.back().map_or(since, |figure| figure.at);
-        let window = LONG_WINDOW.min(last.saturating_sub(since));
-        self.mean(window, |figure| figure.run)
+        LONG_WINDOW.min(last.saturating_sub(since))
     }
 
     fn mean(&self, window: Duration, value: impl Fn(&Figure) -> Cpus) -> Cpus {
@@ -155,11 +224,20 @@ mod tests {
 
     const TICK: Duration = Duration::from_millis(100);
 
+    fn rates(run: f64, run_delay: f64) -> VmRates {
+        VmRates {
+            run: Cpus(run),
+            run_delay: Cpus(run_delay),
+            wanted: Cpus(run + run_delay),
+            ..VmRates::default()
+        }
+    }
+
     /// Pushes `ticks` equal figures after what `demand` has seen.
     fn feed(demand: &mut Demand, ticks: u32, run: f64, run_delay: f64, in_use: u32) {
         for _ in 0..ticks {
             let at = demand.figures.back().map_or(TICK, |last| last.at + TICK);
-            demand.push(at, TICK, Cpus(run), Cpus(run_delay), in_use);
+            demand.push(at, TICK, &rates(run, run_delay), in_use);
         }
     }
 
@@ -214,6 +292,20 @@ mod tests {
     }
 
     #[test]
+    fn a_load_that_comes_and_goes_swings_and_a_constant_one_does_not() {
+        let mut demand = Demand::default();
+        feed(&mut demand, 300, 2.0, 2.0, 4);
+        assert!(!demand.swings());
+        for _ in 0..4 {
+            feed(&mut demand, 10, 0.0, 0.0, 4);
+            feed(&mut demand, 10, 2.0, 2.0, 4);
+        }
+        assert!(demand.swings());
+        feed(&mut demand, 101, 2.0, 2.0, 4);
+        assert!(!demand.swings(), "that was ten seconds ago");
+    }
+
+    #[test]
     fn figures_grow_stale() {
         let mut demand = Demand::default();
         assert!(!demand.is_fresh(Duration::ZERO));
@@ -229,15 +321,13 @@ mod tests {
         demand.push(
             Duration::from_millis(300),
             Duration::from_millis(300),
-            Cpus(1.0),
-            Cpus::ZERO,
+            &rates(1.0, 0.0),
             4,
         );
         demand.push(
             Duration::from_millis(400),
             Duration::from_millis(100),
-            Cpus(3.0),
-            Cpus::ZERO,
+            &rates(3.0, 0.0),
             4,
         );
         assert!((demand.run().0 - 1.5).abs() < 1e-9);

@@ -10,7 +10,6 @@ mod division;
 mod engine;
 mod flow;
 mod parts;
-pub mod pool;
 mod report;
 mod solve;
 mod structure;

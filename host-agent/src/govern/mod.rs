@@ -5,71 +5,50 @@
 //! contention each is folded to its share, rounded so that no pCPU idles; and what moves is damped, so that the price of a
 //! wrong fold stays bounded. Whoever is in doubt gets the larger number.
 
-mod contention;
+mod claims;
+mod classes;
 mod damping;
-mod division;
-mod explain;
+mod decide;
+mod gate;
+mod input;
+mod pcpus;
+mod rounding;
 mod state;
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::time::Duration;
 
-use self::contention::PoolState;
-use self::damping::Move;
-use self::division::{Division, ROUNDING_FULL, divide, round_up};
+use self::claims::Claims;
+use self::classes::Classes;
+use self::decide::Moment;
+use self::gate::{Gate, Idle};
+pub use self::input::{AgentState, Input, Policy, VmInput};
+use self::pcpus::Pcpus;
+use self::rounding::Round;
 use self::state::VmState;
-use crate::model::{Classes, Contention, Cpus, Placement, Reason, Tick, VmId};
+use crate::entitle::{Bound, Division, Engine};
+use crate::model::{Contention, Cpus, Reason, Tick, VmId, Why};
 
-/// After its start the broker watches, and so it does with each new VM, before it folds anything.
-const WARM_UP: Duration = Duration::from_secs(1);
-/// An unfolded VM that runs between these parts of its target sleeps too often to show its demand.
-const SLEEPER: (f64, f64) = (0.30, 0.85);
-/// What the governor knows of a VM's agent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AgentState {
-    /// None.
-    Absent,
-    /// One that could not do as the last hint said.
-    Fails,
-    /// One that can; the guest uses so many vCPUs now, where it has said so.
-    Works {
-        /// vCPUs in use.
-        in_use: Option<u32>,
-    },
-}
-
-/// One VM, as the governor needs it.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct VmInput {
-    /// Which.
-    pub id: VmId,
-    /// Its vCPUs; `None` when they are not known.
-    pub vcpus: Option<u32>,
-    /// Where it may run.
-    pub placement: Placement,
-    /// Its weight among the claimants of the pool.
-    pub weight: u32,
-    /// The configuration's least usable.
-    pub min_usable: u32,
-    /// Is its guest told to apply what is decided? Where not, the decisions are shown only.
-    pub enforced: bool,
-    /// Its agent.
-    pub agent: AgentState,
-}
+/// Idle time is shown as a mean over so long.
+const SHOWN_OVER: Duration = Duration::from_millis(500);
+/// Threads may be waiting where pCPUs are idle for less than this part of the time.
+const MAY_QUEUE: f64 = 0.1;
 
 /// What was decided for one VM.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Decision {
     /// Which.
     pub id: VmId,
     /// vCPUs to use now; `None` when its vCPUs are not known.
     pub usable: Option<u32>,
     /// The vCPUs by class.
-    pub classes: Classes,
-    /// What bound usable.
-    pub reason: Reason,
-    /// The decision in words, with its figures and what would change it.
-    pub explanation: String,
+    pub classes: crate::model::Classes,
+    /// What bound usable, and what would change it.
+    pub why: Why,
+    /// Contention of the pCPUs that it may use, or of its quota.
+    pub contention: Contention,
+    /// Idle time of the pCPUs that it may use.
+    pub spare: Option<Cpus>,
     /// What ran, as a mean of the last half second.
     pub run: Option<Cpus>,
     /// What waited, as a mean of the last half second.
@@ -80,18 +59,30 @@ pub struct Decision {
     pub target: Option<Cpus>,
     /// Did usable change in this step?
     pub changed: bool,
+    /// Folds since it was seen first.
+    pub folds: u64,
+    /// Unfolds since then.
+    pub unfolds: u64,
+}
+
+impl Decision {
+    /// What bound usable, without the figures.
+    #[must_use]
+    pub fn reason(&self) -> Reason {
+        self.why.reason()
+    }
 }
 
 /// One decision for the whole host.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Step {
-    /// What the pool can give.
+    /// What the pCPUs that VMs may use can give.
     pub supply: Option<Cpus>,
-    /// How busy it is.
+    /// How busy they are.
     pub used: Option<Cpus>,
-    /// How idle it is.
+    /// How idle they are.
     pub idle: Option<Cpus>,
-    /// Is it contended?
+    /// Contended, if any of them are.
     pub contention: Contention,
     /// The VMs, in the order of the input.
     pub decisions: Vec<Decision>,
@@ -101,256 +92,246 @@ pub struct Step {
 #[derive(Debug, Default)]
 pub struct Governor {
     started: Option<Duration>,
-    pool: PoolState,
-    vms: BTreeMap<VmId, VmState>,
-}
-
-/// What should be, before damping.
-struct Wanted {
-    usable: u32,
-    reason: Reason,
+    pcpus: Pcpus,
+    claims: Claims,
+    engine: Engine,
+    classes: Classes,
+    groups: Vec<Gate>,
+    group_runs: Vec<(f64, f64)>,
+    rounds: Vec<Round>,
+    vms: Vec<VmState>,
+    hungry: Vec<usize>,
+    step: Step,
+    may_queue: bool,
 }
 
 impl Governor {
-    /// Decides after one tick. `host_weight` is the weight of all work outside the VMs.
-    pub fn step(&mut self, tick: &Tick, vms: &[VmInput], host_weight: u32) -> Step {
+    /// Decides after one tick.
+    pub fn step(&mut self, tick: &Tick, input: &Input<'_>) -> &Step {
         let now = tick.at;
-        self.started.get_or_insert(now);
-        self.take_figures(tick, vms);
-        let division = divide(&self.pool, &self.vms, now, vms, host_weight);
-        let contention = self.pool.judge(
-            now,
-            division
-                .as_ref()
-                .map_or(Cpus::ZERO, |division| division.demand),
-        );
-        let decisions = vms
-            .iter()
-            .map(|vm| self.decide(now, vm, contention, division.as_ref()))
-            .collect();
-        Step {
-            supply: self.pool.supply(),
-            used: self.pool.used(),
-            idle: self.pool.idle(),
-            contention,
-            decisions,
+        let started = *self.started.get_or_insert(now);
+        follow(&mut self.vms, now, input.vms);
+        let known = self.take_figures(tick, input);
+        let Self {
+            pcpus,
+            claims,
+            engine,
+            classes,
+            groups,
+            group_runs,
+            rounds,
+            vms,
+            hungry,
+            step,
+            ..
+        } = self;
+        let division = known.then(|| {
+            claims.fill(now, input, pcpus, vms);
+            engine.divide(claims.host())
+        });
+        if let Some(division) = division {
+            classes.follow(claims.version(), &division.classes, input, pcpus);
+            round(rounds, division, input);
+            if !tick.interval.is_zero() {
+                classes.push(tick.interval, division, pcpus);
+                push_quotas(tick.interval, input, vms, groups, group_runs);
+                for vm in vms.iter_mut() {
+                    vm.turn_quota(now);
+                }
+                for group in groups.iter_mut() {
+                    if group.turn(now) == Idle::Much {
+                        group.leave(now);
+                    }
+                }
+                classes.turn(now, |classes, class, idle| {
+                    give(now, classes, class, idle, input, vms, hungry)
+                });
+            }
+        } else {
+            classes.forget();
         }
+        step.decisions.clear();
+        for (index, vm) in input.vms.iter().enumerate() {
+            let moment = Moment {
+                now,
+                started,
+                index,
+                division,
+                classes,
+                groups,
+                all_groups: input.groups,
+                rounds,
+            };
+            let (decision, raised) = moment.decide(vm, &mut vms[index]);
+            if raised {
+                classes.restart_idle(index, now);
+            }
+            step.decisions.push(decision);
+        }
+        self.sum_up(known);
+        &self.step
+    }
+
+    /// The last step.
+    #[must_use]
+    pub fn last(&self) -> &Step {
+        &self.step
     }
 
     /// Can threads be waiting for a pCPU now? Where not, their states need not be read.
     #[must_use]
     pub fn may_queue(&self) -> bool {
-        self.pool.may_queue()
+        self.may_queue
     }
 
-    /// Folds and unfolds of a VM since it was seen first.
-    #[must_use]
-    pub fn changes(&self, id: VmId) -> (u64, u64) {
-        self.vms.get(&id).map_or((0, 0), |state| {
-            (state.damper.folds(), state.damper.unfolds())
-        })
-    }
-
-    fn take_figures(&mut self, tick: &Tick, vms: &[VmInput]) {
+    fn take_figures(&mut self, tick: &Tick, input: &Input<'_>) -> bool {
         if tick.interval.is_zero() {
-            return;
+            return !self.pcpus.ids().is_empty();
         }
-        self.pool.push(tick.at, tick.interval, tick.pool);
-        self.vms.retain(|id, _| vms.iter().any(|vm| vm.id == *id));
-        for vm in vms {
-            let state = self
-                .vms
-                .entry(vm.id)
-                .or_insert_with(|| VmState::new(tick.at));
-            let (Some(vcpus), Some(Some(rates))) = (vm.vcpus, tick.vms.get(&vm.id)) else {
+        for (vm, state) in input.vms.iter().zip(&mut self.vms) {
+            let (Some(vcpus), Some(Some(rates))) = (vm.vcpus(), tick.vms.get(&vm.id)) else {
                 continue;
             };
             let in_use = state.in_use(vm, vcpus);
-            state
-                .demand
-                .push(tick.at, tick.interval, rates.run, rates.run_delay, in_use);
+            state.demand.push(tick.at, tick.interval, rates, in_use);
         }
+        self.pcpus.push(tick.interval, tick.pcpus.as_deref())
     }
 
-    fn decide(
-        &mut self,
-        now: Duration,
-        vm: &VmInput,
-        contention: Contention,
-        division: Option<&Division>,
-    ) -> Decision {
-        let started = self.started.unwrap_or(now);
-        let state = self.vms.entry(vm.id).or_insert_with(|| VmState::new(now));
-        let fresh = state.demand.is_fresh(now);
-        let target = division
-            .and_then(|division| division.targets.get(&vm.id))
-            .copied();
-        let mut decision = Decision {
-            id: vm.id,
-            usable: None,
-            classes: Classes::default(),
-            reason: Reason::Unclassified,
-            explanation: String::new(),
-            run: fresh.then(|| state.demand.run()),
-            run_delay: fresh.then(|| state.demand.run_delay()),
-            demand: vm
-                .vcpus
-                .filter(|_| fresh)
-                .map(|vcpus| state.demand.estimate(vcpus)),
-            target,
-            changed: false,
-        };
-        if vm.agent == AgentState::Fails && !state.failed.holds(now) {
-            state.failed.begin(now);
+    fn sum_up(&mut self, known: bool) {
+        let step = &mut self.step;
+        (step.supply, step.used, step.idle) = (None, None, None);
+        step.contention = Contention::Unknown;
+        self.may_queue = false;
+        if !known {
+            return;
         }
-        if state.enforced != vm.enforced {
-            // What was only shown cost the guest nothing, so it counts against no budget.
-            state.enforced = vm.enforced;
-            state.damper.start_anew();
-        }
-        if let Some(vcpus) = vm.vcpus {
-            let young = now.saturating_sub(state.first_seen.max(started)) < WARM_UP;
-            let wanted = match (contention, division, target) {
-                _ if vm.placement != Placement::Pool => Wanted {
-                    usable: vcpus,
-                    reason: Reason::Pinned,
-                },
-                _ if vm.agent == AgentState::Absent || state.failed.holds(now) => Wanted {
-                    usable: vcpus,
-                    reason: Reason::NoAgent,
-                },
-                (Contention::Contended, Some(division), Some(target)) if fresh => {
-                    let full_since = self.pool.full_since();
-                    wanted(
-                        state,
-                        vm,
-                        vcpus,
-                        target,
-                        division.rounding,
-                        Moment {
-                            now,
-                            full_since,
-                            young,
-                        },
-                    )
-                }
-                (Contention::None, Some(_), Some(_)) if fresh => Wanted {
-                    usable: vcpus,
-                    reason: Reason::Uncontended,
-                },
-                _ => Wanted {
-                    usable: vcpus,
-                    reason: Reason::Unmeasured,
-                },
-            };
-            let saturated = state.demand.is_saturated();
-            // Only a raise that follows a share may wait; whatever ends a fold for another reason ends it now.
-            let by_share = matches!(
-                wanted.reason,
-                Reason::Contention | Reason::Policy | Reason::ShareCovers
-            );
-            let moved = state
-                .damper
-                .settle(now, vcpus, wanted.usable, saturated || !by_share);
-            decision.usable = Some(moved.usable());
-            decision.reason = if moved == Move::PutOff(moved.usable()) {
-                Reason::Damped
-            } else {
-                wanted.reason
-            };
-            decision.changed = matches!(moved, Move::Folded(_) | Move::Unfolded(_));
-            // A class that changed with every tremble of the target would be news to the guest each time.
-            let steady = state.damper.steady_target().or(target);
-            decision.classes = classes(vcpus, moved.usable(), contention, steady);
-            if matches!(moved, Move::Unfolded(_)) && saturated {
-                self.pool.restart_idle(now);
+        let (mut supply, mut used, mut idle) = (Cpus::ZERO, Cpus::ZERO, Cpus::ZERO);
+        for place in 0..self.pcpus.ids().len() {
+            if self.claims.is_governed(place) {
+                supply = supply + self.pcpus.supply(place);
+                used = used + self.pcpus.used(place);
+                idle = idle + self.pcpus.latest(place).idle;
             }
         }
-        decision.explanation = explain::explain(
-            vm,
-            &decision,
-            contention,
-            division.map(|division| (division.supply, division.demand)),
-        );
-        decision
+        (step.supply, step.used) = (Some(supply), Some(used));
+        step.idle = Some(Cpus((supply.0 - used.0).max(0.0)));
+        self.may_queue = self.classes.is_any_busier(1.0 - MAY_QUEUE);
+        let any = self
+            .classes
+            .contentions()
+            .any(|(_, contention)| contention == Contention::Contended);
+        step.contention = if any {
+            Contention::Contended
+        } else {
+            Contention::None
+        };
     }
 }
 
-/// When a VM is judged.
-#[derive(Clone, Copy)]
-struct Moment {
+/// Brings the states into the order of the VMs; new VMs get one, and those of VMs that are gone are dropped.
+fn follow(states: &mut Vec<VmState>, now: Duration, vms: &[VmInput]) {
+    if states
+        .iter()
+        .map(|state| state.id)
+        .eq(vms.iter().map(|vm| vm.id))
+    {
+        return;
+    }
+    let mut known: HashMap<VmId, VmState> =
+        states.drain(..).map(|state| (state.id, state)).collect();
+    states.extend(vms.iter().map(|vm| {
+        known
+            .remove(&vm.id)
+            .unwrap_or_else(|| VmState::new(vm.id, now))
+    }));
+}
+
+/// How targets are rounded in each competing set.
+fn round(rounds: &mut Vec<Round>, division: &Division, input: &Input<'_>) {
+    rounds.clear();
+    rounds.resize(division.sets.len(), Round::default());
+    for (vm, entitlement) in input.vms.iter().zip(&division.claimants) {
+        let Some(entitlement) = entitlement else {
+            continue;
+        };
+        let folds = matches!(vm.agent, AgentState::Works { .. });
+        let limited = folds
+            && !matches!(
+                entitlement.share_bound,
+                Bound::Demand(_) | Bound::Threads(_) | Bound::Quota(_) | Bound::GroupQuota { .. }
+            );
+        if let Some(round) = rounds.get_mut(entitlement.set).filter(|_| limited) {
+            round.add(entitlement.share, entitlement.target);
+        }
+    }
+}
+
+/// Takes what a tick said of the quotas, of VMs and of groups.
+fn push_quotas(
+    interval: Duration,
+    input: &Input<'_>,
+    vms: &mut [VmState],
+    groups: &mut Vec<Gate>,
+    runs: &mut Vec<(f64, f64)>,
+) {
+    groups.resize(input.groups.len(), Gate::default());
+    runs.clear();
+    runs.resize(input.groups.len(), (0.0, 0.0));
+    for (vm, state) in input.vms.iter().zip(vms) {
+        let Some(vcpus) = vm.vcpus() else { continue };
+        let wanted = state.shown(vm, vcpus);
+        state.push_quota(interval, vm.quota, wanted);
+        for group in ancestors(vm.parent, input.groups) {
+            runs[group].0 += state.demand.latest_run().0;
+            runs[group].1 += wanted.0;
+        }
+    }
+    for ((gate, group), (run, wanted)) in groups.iter_mut().zip(input.groups).zip(runs) {
+        state::push_quota(gate, interval, group.cap, Cpus(*run), Cpus(*wanted));
+    }
+}
+
+/// The groups above a VM, the nearest first.
+fn ancestors(
+    parent: Option<usize>,
+    groups: &[crate::model::Group],
+) -> impl Iterator<Item = usize> + '_ {
+    let known = move |index: &usize| *index < groups.len();
+    let first = parent.filter(known);
+    // Parents that go round in a circle end here too.
+    std::iter::successors(first, move |group| groups[*group].parent.filter(known))
+        .take(groups.len())
+}
+
+/// Gives the idle time of a class to folded VMs that fill what they have, as more vCPUs than their share; says whether there are
+/// any.
+fn give(
     now: Duration,
-    /// Its pool has been full since then.
-    full_since: Duration,
-    /// It or the broker has been watched for too short a time.
-    young: bool,
-}
-
-/// What a governable VM should use in a contended pool.
-fn wanted(
-    state: &mut VmState,
-    vm: &VmInput,
-    vcpus: u32,
-    target: Cpus,
-    rounding: f64,
-    moment: Moment,
-) -> Wanted {
-    let Moment {
-        now,
-        full_since,
-        young,
-    } = moment;
-    let in_use = state.in_use(vm, vcpus);
-    let all = |reason| Wanted {
-        usable: vcpus,
-        reason,
-    };
-    let share = state
-        .damper
-        .steady(target, rounding, round_up(target, rounding))
-        .clamp(1, vcpus);
-    if state.starves(now, in_use, vcpus, target) {
-        state.starved.begin(now);
-    }
-    // What it ran before the pool was full tells of the time before its load began.
-    let ran = state.demand.long_run(full_since).0 / target.0.min(f64::from(vcpus)).max(0.01);
-    // A VM that wants nearly all its vCPUs shows its demand, whatever the host lets it run.
-    let sleeps =
-        in_use == vcpus && !state.demand.is_saturated() && ran > SLEEPER.0 && ran < SLEEPER.1;
-    if share >= vcpus {
-        all(Reason::ShareCovers)
-    } else if young {
-        all(Reason::WarmUp)
-    } else if vcpus == 1 || (vcpus == 2 && target.0 > 1.0) {
-        all(Reason::NoGain)
-    } else if state.starved.holds(now) {
-        all(Reason::Starved)
-    } else if sleeps {
-        all(Reason::Sleeper)
-    } else if vm.min_usable > share {
-        Wanted {
-            usable: vm.min_usable.min(vcpus),
-            reason: Reason::Policy,
-        }
-    } else {
-        Wanted {
-            usable: share,
-            reason: Reason::Contention,
+    classes: &Classes,
+    class: usize,
+    idle: Cpus,
+    input: &Input<'_>,
+    vms: &mut [VmState],
+    hungry: &mut Vec<usize>,
+) -> bool {
+    hungry.clear();
+    for (index, (vm, state)) in input.vms.iter().zip(vms.iter()).enumerate() {
+        let Some(vcpus) = vm.vcpus() else { continue };
+        if state.is_hungry(vm, vcpus)
+            && classes.may_use(index, class)
+            && classes.of_vm(index) == Contention::Contended
+        {
+            hungry.push(index);
         }
     }
-}
-
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // the cast saturates, and NaN gives 0
-fn classes(vcpus: u32, usable: u32, contention: Contention, target: Option<Cpus>) -> Classes {
-    let full = match (contention, target) {
-        (Contention::Contended, Some(target)) => ((target.0 + ROUNDING_FULL) as u32).min(usable),
-        _ => usable,
-    };
-    Classes {
-        full,
-        partial: usable - full,
-        avoided: vcpus - usable,
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    // the cast saturates, and NaN gives 0
+    let each = (idle.0 / hungry.len().max(1) as f64).ceil() as u32;
+    for index in hungry.iter() {
+        vms[*index].more.raise(now, each);
     }
+    !hungry.is_empty()
 }
 
 #[cfg(test)]

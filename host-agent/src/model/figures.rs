@@ -12,25 +12,39 @@ pub struct Tick {
     pub at: Duration,
     /// Time between the samples; zero when there is only one.
     pub interval: Duration,
-    /// The pool's pCPUs; `None` when their times are not known.
-    pub pool: Option<PoolRates>,
+    /// Each online pCPU, rising by number; `None` when their times are not known. One that came online in between is missing.
+    pub pcpus: Option<Vec<PcpuRates>>,
     /// Each VM; `None` when one of its vCPU threads is not known.
     pub vms: BTreeMap<VmId, Option<VmRates>>,
     /// Counters that fell, and were left out.
     pub rejected: u64,
 }
 
-/// How the pCPUs of a pool spent their time.
+/// How one pCPU spent its time.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct PoolRates {
-    /// pCPUs with known times.
-    pub cpus: Cpus,
+pub struct PcpuRates {
+    /// Its number.
+    pub pcpu: u32,
     /// Idle.
     pub idle: Cpus,
     /// In interrupts.
     pub irq: Cpus,
     /// Taken by a hypervisor below this host.
     pub steal: Cpus,
+}
+
+impl PcpuRates {
+    /// What it can give to who wants it.
+    #[must_use]
+    pub fn supply(&self) -> Cpus {
+        Cpus((1.0 - self.irq.0 - self.steal.0).clamp(0.0, 1.0))
+    }
+
+    /// What it gave to somebody; interrupts and steal are not work.
+    #[must_use]
+    pub fn used(&self) -> Cpus {
+        Cpus((self.supply().0 - self.idle.0).max(0.0))
+    }
 }
 
 /// How the vCPUs of a VM spent their time.
@@ -40,19 +54,12 @@ pub struct VmRates {
     pub run: Cpus,
     /// Waiting for pCPUs.
     pub run_delay: Cpus,
+    /// What its vCPUs would run if nothing made them wait.
+    pub wanted: Cpus,
+    /// By how much the number of vCPUs that want to run varies around that, squared, if each does so by itself.
+    pub variance: f64,
     /// Time on pCPUs as the kernel's counters tell it.
     pub run_time: Duration,
     /// Time waiting as the kernel's counters tell it.
     pub run_delay_time: Duration,
-}
-
-/// Where a VM may run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Placement {
-    /// On all pCPUs of the pool: it can be governed.
-    Pool,
-    /// On some of them, or its vCPUs on different ones: it takes part of the supply and is not governed.
-    Overlapping,
-    /// On none of them.
-    Elsewhere,
 }

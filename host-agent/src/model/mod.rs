@@ -6,20 +6,23 @@ mod cgroups;
 mod figures;
 mod host;
 mod topology;
+mod why;
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::iter::Sum;
 use std::ops::{Add, Sub};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hint_proto::CpuSet;
 
 pub use self::cgroups::{CpuGroup, GroupTree, Limit, VmGroup};
-pub use self::figures::{Placement, PoolRates, Tick, VmRates};
+pub use self::figures::{PcpuRates, Tick, VmRates};
 pub use self::host::{Claimant, Group, Host, Pcpu, Threads};
 pub use self::topology::Topology;
+pub use self::why::{BoundBy, Pool, Rule, Turn, Wait, Why};
 
 /// CPUs' worth of time: 1.0 is one pCPU for all of the time.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Default)]
@@ -185,12 +188,14 @@ pub enum Reason {
     Unclassified,
     /// Measurements incomplete.
     Unmeasured,
-    /// May not run on all pCPUs of the pool.
+    /// None of the pCPUs that it may use is online.
     Pinned,
     /// Fixed by the configuration.
     Policy,
     /// Folded, it got less than its share, so it is left unfolded for some time.
     Starved,
+    /// It uses up its quota, or that of a group that it is in.
+    Quota,
 }
 
 impl fmt::Display for Reason {
@@ -209,6 +214,7 @@ impl fmt::Display for Reason {
             Self::Pinned => "pinned",
             Self::Policy => "policy",
             Self::Starved => "starved",
+            Self::Quota => "quota",
         })
     }
 }
@@ -225,7 +231,7 @@ pub struct Classes {
 }
 
 /// What to tell a guest, before the channel adds epoch, sequence and lease.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Hint {
     /// vCPUs to use now, 1 to `vcpus`.
     pub usable: u32,
@@ -243,6 +249,8 @@ pub struct Hint {
     pub reason: Reason,
     /// Apply it, or log it.
     pub mode: Mode,
+    /// The vCPUs by number, those first that the host would rather keep in use; empty where it makes no difference.
+    pub keep: Arc<[u32]>,
 }
 
 /// What became of the last hint, by the agent's word.
@@ -316,8 +324,10 @@ pub struct VmView {
     pub usable: Option<u32>,
     /// Why.
     pub reason: Reason,
-    /// The decision in words, with its figures and what would change it.
-    pub explanation: String,
+    /// The decision's grounds, with its figures and what would change it; `None` before the first.
+    pub why: Option<Why>,
+    /// Its pCPUs' contention.
+    pub contention: Contention,
     /// Folds since the broker saw it first.
     pub folds: u64,
     /// Unfolds since then.

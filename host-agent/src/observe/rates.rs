@@ -6,13 +6,15 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use hint_proto::CpuSet;
-
 use super::{Sample, ThreadTimes, VmTimes};
-use crate::model::{Cpus, PoolRates, Tick, VmId, VmRates};
+use crate::model::{Cpus, PcpuRates, Tick, VmId, VmRates};
 
 /// Two samples further apart than this say nothing of now: the host slept, or the broker was stopped.
 const LONGEST_INTERVAL: Duration = Duration::from_secs(5);
+
+/// A thread that seems to have rested for less than this part of the time did not: run, run delay and the time between samples are
+/// read one after the other.
+const NO_REST: f64 = 0.05;
 
 /// Makes [`Tick`]s; holds the last sample.
 #[derive(Debug, Default)]
@@ -22,8 +24,8 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// Takes the next sample. `pool` says which pCPUs count.
-    pub fn update(&mut self, sample: Sample, pool: &CpuSet) -> Tick {
+    /// Takes the next sample.
+    pub fn update(&mut self, sample: Sample) -> Tick {
         let mut tick = Tick {
             at: sample.at,
             ..Tick::default()
@@ -36,7 +38,7 @@ impl Rates {
         });
         if let Some(last) = &last {
             tick.interval = sample.at - last.at;
-            tick.pool = pool_rates(last, &sample, pool, tick.interval, &mut tick.rejected);
+            tick.pcpus = pcpu_rates(last, &sample, tick.interval, &mut tick.rejected);
         }
         let mut ahead = BTreeMap::new();
         for (id, times) in &sample.vms {
@@ -64,7 +66,6 @@ impl Rates {
             .checked_sub(before.at)
             .filter(|interval| !interval.is_zero())?;
         let mut rates = VmRates::default();
-        let mut wanted = Duration::ZERO;
         for (tid, now) in &times.threads {
             let (old, now) = (before.threads.get(tid).copied().flatten()?, (*now)?);
             let Some((run, run_delay)) = grown(old, now) else {
@@ -85,11 +86,28 @@ impl Rates {
             } else {
                 run_delay.saturating_sub(counted).min(interval - run)
             };
-            wanted += waited;
-            rates.run = rates.run + Cpus::from_time(run, interval)?;
+            let (run, waited) = (
+                Cpus::from_time(run, interval)?,
+                Cpus::from_time(waited, interval)?,
+            );
+            let wanted = wanted(run, waited);
+            rates.run = rates.run + run;
+            rates.run_delay = rates.run_delay + waited;
+            rates.wanted = rates.wanted + wanted;
+            rates.variance += wanted.0 * (1.0 - wanted.0);
         }
-        rates.run_delay = Cpus::from_time(wanted, interval)?;
         Some(rates)
+    }
+}
+
+/// What a thread would run if nothing made it wait: of the time that it did not wait, the part that it ran. A thread that rests a
+/// while after each piece of work has its rests later when it waits, and not less often.
+fn wanted(run: Cpus, waited: Cpus) -> Cpus {
+    let rested = (1.0 - run.0 - waited.0 - NO_REST).max(0.0);
+    if run > Cpus::ZERO {
+        Cpus(run.0 / (run.0 + rested))
+    } else {
+        waited
     }
 }
 
@@ -100,30 +118,31 @@ fn grown(old: ThreadTimes, now: ThreadTimes) -> Option<(Duration, Duration)> {
     ))
 }
 
-fn pool_rates(
+fn pcpu_rates(
     last: &Sample,
     now: &Sample,
-    pool: &CpuSet,
     interval: Duration,
     rejected: &mut u64,
-) -> Option<PoolRates> {
+) -> Option<Vec<PcpuRates>> {
     let (last, now) = (last.pcpus.as_ref()?, now.pcpus.as_ref()?);
-    let mut rates = PoolRates::default();
     let share = |time: Duration| Cpus::from_time(time.min(interval), interval);
-    for cpu in pool.iter() {
-        // A pCPU that came online or went offline in between gets a new baseline.
-        let (Some(old), Some(new)) = (last.get(&cpu), now.get(&cpu)) else {
+    let mut rates = Vec::with_capacity(now.len());
+    for (pcpu, new) in now {
+        // A pCPU that came online in between gets a new baseline.
+        let Some(old) = last.get(pcpu) else {
             continue;
         };
         let fell = new.idle < old.idle || new.irq < old.irq || new.steal < old.steal;
         *rejected += u64::from(fell);
-        rates.cpus = rates.cpus + Cpus(1.0);
         // The kernel lets idle times fall by a few hundredths now and then; such a step is no time at all.
-        rates.idle = rates.idle + share(new.idle.saturating_sub(old.idle))?;
-        rates.irq = rates.irq + share(new.irq.saturating_sub(old.irq))?;
-        rates.steal = rates.steal + share(new.steal.saturating_sub(old.steal))?;
+        rates.push(PcpuRates {
+            pcpu: *pcpu,
+            idle: share(new.idle.saturating_sub(old.idle))?,
+            irq: share(new.irq.saturating_sub(old.irq))?,
+            steal: share(new.steal.saturating_sub(old.steal))?,
+        });
     }
-    (rates.cpus > Cpus::ZERO).then_some(rates)
+    (!rates.is_empty()).then_some(rates)
 }
 
 #[cfg(test)]
@@ -179,22 +198,15 @@ mod tests {
     #[test]
     fn run_and_run_delay_add_up_over_the_threads() {
         let mut rates_of = Rates::default();
-        let pool = CpuSet::new();
-        let first = rates_of.update(
-            sample(
-                1000,
-                &[(1, Some((0, 0, false))), (2, Some((50, 10, false)))],
-            ),
-            &pool,
-        );
+        let first = rates_of.update(sample(
+            1000,
+            &[(1, Some((0, 0, false))), (2, Some((50, 10, false)))],
+        ));
         assert_eq!(first.vms[&ID], None, "one sample is no rate");
-        let tick = rates_of.update(
-            sample(
-                1100,
-                &[(1, Some((100, 0, false))), (2, Some((75, 60, false)))],
-            ),
-            &pool,
-        );
+        let tick = rates_of.update(sample(
+            1100,
+            &[(1, Some((100, 0, false))), (2, Some((75, 60, false)))],
+        ));
         close(rates(&tick), (1.25, 0.5));
         assert_eq!(tick.interval, ms(100));
     }
@@ -202,73 +214,75 @@ mod tests {
     #[test]
     fn a_starved_thread_counts_while_it_waits_and_not_again_when_credited() {
         let mut rates_of = Rates::default();
-        let pool = CpuSet::new();
-        rates_of.update(sample(0, &[(1, Some((0, 0, false)))]), &pool);
-        let tick = rates_of.update(sample(100, &[(1, Some((0, 0, true)))]), &pool);
+        rates_of.update(sample(0, &[(1, Some((0, 0, false)))]));
+        let tick = rates_of.update(sample(100, &[(1, Some((0, 0, true)))]));
         close(rates(&tick), (0.0, 1.0));
-        let tick = rates_of.update(sample(200, &[(1, Some((0, 0, true)))]), &pool);
+        let tick = rates_of.update(sample(200, &[(1, Some((0, 0, true)))]));
         close(rates(&tick), (0.0, 1.0));
         // It ran for the last 60 of these 100 ms; the kernel credits all 240 ms of waiting now.
-        let tick = rates_of.update(sample(300, &[(1, Some((60, 240, false)))]), &pool);
+        let tick = rates_of.update(sample(300, &[(1, Some((60, 240, false)))]));
         close(rates(&tick), (0.6, 0.4));
         assert_eq!(tick.vms[&ID].unwrap().run_delay_time, ms(240));
-        let tick = rates_of.update(sample(400, &[(1, Some((160, 240, false)))]), &pool);
+        let tick = rates_of.update(sample(400, &[(1, Some((160, 240, false)))]));
         close(rates(&tick), (1.0, 0.0));
+    }
+
+    #[test]
+    fn waiting_is_no_work_for_who_rests_and_all_for_who_does_not() {
+        let near = |found: Cpus, wanted: f64| assert!((found.0 - wanted).abs() < 0.01, "{found}");
+        near(wanted(Cpus(1.0), Cpus(0.0)), 1.0);
+        near(wanted(Cpus(0.1), Cpus(0.88)), 1.0);
+        near(wanted(Cpus(0.0), Cpus(1.0)), 1.0);
+        near(wanted(Cpus(0.0), Cpus(0.0)), 0.0);
+        // It ran and rested for as long; that it waited as long again changes nothing.
+        near(wanted(Cpus(0.3), Cpus(0.35)), 0.5);
     }
 
     #[test]
     fn one_thread_never_wants_more_than_one_cpu() {
         let mut rates_of = Rates::default();
-        let pool = CpuSet::new();
-        rates_of.update(sample(0, &[(1, Some((0, 0, false)))]), &pool);
-        let tick = rates_of.update(sample(100, &[(1, Some((30, 900, false)))]), &pool);
+        rates_of.update(sample(0, &[(1, Some((0, 0, false)))]));
+        let tick = rates_of.update(sample(100, &[(1, Some((30, 900, false)))]));
         close(rates(&tick), (0.3, 0.7));
     }
 
     #[test]
     fn a_thread_that_is_not_known_makes_its_vm_unknown() {
         let mut rates_of = Rates::default();
-        let pool = CpuSet::new();
-        rates_of.update(sample(0, &[(1, Some((0, 0, false))), (2, None)]), &pool);
-        let tick = rates_of.update(
-            sample(100, &[(1, Some((100, 0, false))), (2, Some((1, 1, false)))]),
-            &pool,
-        );
+        rates_of.update(sample(0, &[(1, Some((0, 0, false))), (2, None)]));
+        let tick = rates_of.update(sample(
+            100,
+            &[(1, Some((100, 0, false))), (2, Some((1, 1, false)))],
+        ));
         assert_eq!(tick.vms[&ID], None);
-        let tick = rates_of.update(
-            sample(
-                200,
-                &[(1, Some((150, 0, false))), (2, Some((51, 1, false)))],
-            ),
-            &pool,
-        );
+        let tick = rates_of.update(sample(
+            200,
+            &[(1, Some((150, 0, false))), (2, Some((51, 1, false)))],
+        ));
         close(rates(&tick), (1.0, 0.0));
     }
 
     #[test]
     fn a_counter_that_falls_is_left_out_and_counted() {
         let mut rates_of = Rates::default();
-        let pool = CpuSet::new();
-        rates_of.update(sample(0, &[(1, Some((500, 500, false)))]), &pool);
-        let tick = rates_of.update(sample(100, &[(1, Some((100, 600, false)))]), &pool);
+        rates_of.update(sample(0, &[(1, Some((500, 500, false)))]));
+        let tick = rates_of.update(sample(100, &[(1, Some((100, 600, false)))]));
         assert_eq!((tick.vms[&ID], tick.rejected), (None, 1));
-        let tick = rates_of.update(sample(200, &[(1, Some((150, 650, false)))]), &pool);
+        let tick = rates_of.update(sample(200, &[(1, Some((150, 650, false)))]));
         close(rates(&tick), (0.5, 0.5));
     }
 
     #[test]
     fn samples_far_apart_start_anew() {
         let mut rates_of = Rates::default();
-        let pool = CpuSet::new();
-        rates_of.update(sample(0, &[(1, Some((0, 0, false)))]), &pool);
-        let tick = rates_of.update(sample(60_000, &[(1, Some((100, 0, false)))]), &pool);
+        rates_of.update(sample(0, &[(1, Some((0, 0, false)))]));
+        let tick = rates_of.update(sample(60_000, &[(1, Some((100, 0, false)))]));
         assert_eq!((tick.vms[&ID], tick.interval), (None, Duration::ZERO));
     }
 
     #[test]
-    fn only_pcpus_of_the_pool_count_and_a_new_one_gets_a_baseline() {
+    fn each_pcpu_counts_and_a_new_one_gets_a_baseline() {
         let mut rates_of = Rates::default();
-        let pool: CpuSet = [0, 1].into_iter().collect();
         let sample = |at: u64, idle: &[(u32, u64)]| {
             let times = |idle| CpuTimes {
                 idle: ms(idle),
@@ -285,16 +299,21 @@ mod tests {
                 ..Sample::default()
             }
         };
-        rates_of.update(sample(0, &[(0, 0), (7, 0)]), &pool);
-        let tick = rates_of.update(sample(100, &[(0, 50), (1, 900), (7, 100)]), &pool);
-        let rates = tick.pool.unwrap();
-        assert_eq!((rates.cpus, rates.idle), (Cpus(1.0), Cpus(0.5)));
-        let tick = rates_of.update(sample(200, &[(0, 40), (1, 1000), (7, 200)]), &pool);
-        let rates = tick.pool.unwrap();
-        assert_eq!(
-            (rates.cpus, rates.idle, tick.rejected),
-            (Cpus(2.0), Cpus(1.0), 1)
-        );
-        assert!((rates.irq.0 - 0.2).abs() < 1e-9);
+        let idle = |tick: &Tick| {
+            let pcpus = tick.pcpus.as_ref().unwrap();
+            let idle: Vec<(u32, f64)> = pcpus
+                .iter()
+                .map(|rates| (rates.pcpu, rates.idle.0))
+                .collect();
+            idle
+        };
+        rates_of.update(sample(0, &[(0, 0), (7, 0)]));
+        let tick = rates_of.update(sample(100, &[(0, 50), (1, 900), (7, 100)]));
+        assert_eq!(idle(&tick), [(0, 0.5), (7, 1.0)]);
+        let tick = rates_of.update(sample(200, &[(0, 40), (1, 1000), (7, 150)]));
+        assert_eq!(idle(&tick), [(0, 0.0), (1, 1.0), (7, 0.5)]);
+        assert_eq!(tick.rejected, 1);
+        let first = tick.pcpus.unwrap()[0];
+        assert!((first.supply().0 - 0.9).abs() < 1e-9 && (first.used().0 - 0.9).abs() < 1e-9);
     }
 }

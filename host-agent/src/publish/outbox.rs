@@ -70,18 +70,18 @@ impl Outbox {
     pub(super) fn next(&mut self, offer: &Numbered) -> Message {
         self.beat = false;
         let new = offer.sequence > self.sent;
-        match offer.offer {
+        match &offer.offer {
             Offer::Hint(hint) => {
                 if new {
                     self.unanswered = Some(offer.sequence);
                 }
                 self.sent = offer.sequence;
-                Message::Hint(self.hint(offer.sequence, &hint, wire::reason(hint.reason)))
+                Message::Hint(self.hint(offer.sequence, hint, wire::reason(hint.reason)))
             }
             Offer::Withdrawn(hint) if new => {
                 self.unanswered = Some(offer.sequence);
                 self.sent = offer.sequence;
-                Message::Hint(self.hint(offer.sequence, &hint, v1::Reason::Unspecified))
+                Message::Hint(self.hint(offer.sequence, hint, v1::Reason::Unspecified))
             }
             Offer::Withdrawn(_) | Offer::Nothing => Message::Heartbeat(v1::Heartbeat {}),
         }
@@ -103,6 +103,7 @@ impl Outbox {
             contention: wire::contention(hint.contention).into(),
             reason: reason.into(),
             lease_ms: self.lease_ms,
+            keep: hint.keep.to_vec(),
             mode: wire::mode(hint.mode).into(),
         }
     }
@@ -125,6 +126,7 @@ mod tests {
                 contention: Contention::Contended,
                 reason: Reason::Contention,
                 mode: Mode::Enforce,
+                keep: std::sync::Arc::default(),
             }),
         }
     }

@@ -162,10 +162,10 @@ impl Session {
     ) -> End {
         let mut leaving = self.leaving.clone();
         let mut offers = self.slot.offer.subscribe();
-        let mut offer = *offers.borrow_and_update();
+        let mut offer = offers.borrow_and_update().clone();
         let mut outbox = Outbox::new(self.epoch, self.settings.lease, &offer);
         let mode = match offer.offer {
-            Offer::Hint(hint) => hint.mode,
+            Offer::Hint(ref hint) => hint.mode,
             Offer::Nothing | Offer::Withdrawn(_) => Mode::Observe,
         };
         if out.send(Ok(response(self.welcome(mode)))).await.is_err() {
@@ -179,13 +179,13 @@ impl Session {
             tokio::select! {
                 room = out.reserve(), if outbox.is_due(&offer) => {
                     let Ok(room) = room else { return lost() };
-                    offer = *offers.borrow_and_update();
+                    offer = offers.borrow_and_update().clone();
                     room.send(Ok(response(outbox.next(&offer))));
                 }
                 () = out.closed() => return lost(),
                 changed = offers.changed() => {
                     if changed.is_err() { return vm_gone() }
-                    offer = *offers.borrow_and_update();
+                    offer = offers.borrow_and_update().clone();
                 }
                 _ = beats.tick() => outbox.beat(),
                 message = inbound.message() => {

@@ -18,7 +18,7 @@ const MESSAGES: (u32, Duration) = (60, Duration::from_secs(3));
 const BYTES: (u32, Duration) = (256 * 1024, Duration::from_secs(4));
 
 /// What a VM's guest should hear.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) enum Offer {
     /// No hint.
     Nothing,
@@ -29,7 +29,7 @@ pub(super) enum Offer {
 }
 
 /// An offer and its number in this run of the broker, from 1; 0 before the first.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct Numbered {
     pub(super) sequence: u64,
     pub(super) offer: Offer,
@@ -94,13 +94,13 @@ impl Slot {
     pub(super) fn publish(&self, hint: Option<Hint>) {
         let hint = hint.filter(|hint| hint.mode != Mode::Observe);
         self.offer.send_if_modified(|current| {
-            let next = match (current.offer, hint) {
-                (Offer::Hint(old), Some(new)) if asks_the_same(&old, &new) => {
+            let next = match (&current.offer, hint) {
+                (Offer::Hint(old), Some(new)) if asks_the_same(old, &new) => {
                     current.offer = Offer::Hint(new);
                     return false;
                 }
                 (_, Some(new)) => Offer::Hint(new),
-                (Offer::Hint(old), None) => Offer::Withdrawn(undone(old)),
+                (Offer::Hint(old), None) => Offer::Withdrawn(undone(old.clone())),
                 (Offer::Nothing | Offer::Withdrawn(_), None) => return false,
             };
             current.sequence += 1;
@@ -252,6 +252,7 @@ mod tests {
             contention: Contention::Contended,
             reason: Reason::Contention,
             mode: Mode::Enforce,
+            keep: Arc::default(),
         }
     }
 
@@ -279,7 +280,7 @@ mod tests {
             },
             ..hint(2)
         };
-        slot.publish(Some(figures));
+        slot.publish(Some(figures.clone()));
         assert!(!watcher.has_changed().unwrap());
         assert_eq!(watcher.borrow_and_update().offer, Offer::Hint(figures));
         for (sequence, change) in [
@@ -314,8 +315,8 @@ mod tests {
             mode: Mode::Observe,
             ..hint(1)
         }));
-        let withdrawn = *slot.offer.borrow();
-        let Offer::Withdrawn(undo) = withdrawn.offer else {
+        let withdrawn = slot.offer.borrow().clone();
+        let Offer::Withdrawn(undo) = withdrawn.offer.clone() else {
             panic!("{withdrawn:?}");
         };
         assert_eq!(

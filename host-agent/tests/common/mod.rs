@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hint_broker::model::{
-    Accelerator, Agent, Classes, Contention, Cpus, Hint, HostView, Mode, Reason, Vcpus, Vm, VmId,
-    VmView,
+    Accelerator, Agent, BoundBy, Classes, Contention, Cpus, Hint, HostView, Mode, Reason, Rule,
+    Vcpus, Vm, VmId, VmView, Why,
 };
 use hint_proto::v1;
 use hint_proto::v1::guest_service_client::GuestServiceClient;
@@ -68,6 +68,7 @@ pub fn hint(usable: u32) -> Hint {
         contention: Contention::Contended,
         reason: Reason::Contention,
         mode: Mode::Enforce,
+        keep: std::sync::Arc::default(),
     }
 }
 
@@ -96,7 +97,17 @@ pub fn vm_view(vm: Vm, agent: Option<Agent>) -> VmView {
         target: Some(Cpus(1.0)),
         usable: Some(1),
         reason: Reason::Contention,
-        explanation: "its share of 2.00 CPUs is 1.00".to_owned(),
+        why: Some(Why {
+            rule: Rule::Share { more: 0 },
+            usable: 1,
+            vcpus: 4,
+            in_use: None,
+            weight: 100.0,
+            target: Some((Cpus(1.0), BoundBy::Others)),
+            pool: None,
+            turns: [None; 2],
+        }),
+        contention: Contention::Contended,
         folds: 3,
         unfolds: 2,
         agent,

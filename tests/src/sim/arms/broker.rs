@@ -1,11 +1,11 @@
 //! The broker's own governor, behind its own making of rates. It sees what the host's kernel and the agents tell.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::time::Duration;
 
-use hint_broker::entitle::pool::{self, Affinity};
-use hint_broker::govern::{AgentState, Governor, VmInput};
-use hint_broker::model::{Placement, VmId};
+use hint_broker::govern::{AgentState, Governor, Input, Policy, VmInput};
+use hint_broker::model::{Cpus, Group, Threads, VmId};
 use hint_broker::observe::rates::Rates;
 use hint_broker::observe::{CpuTimes, Sample, ThreadTimes, VmTimes};
 use hint_proto::CpuSet;
@@ -13,20 +13,20 @@ use hint_proto::CpuSet;
 use super::Arm;
 use crate::sim::clock::{MS, Nanos};
 use crate::sim::host::Times;
-use crate::sim::mask::Mask;
-use crate::sim::sight::{HostSight, Sight, VmSight};
+use crate::sim::sight::{GroupSight, HostSight, Sight, VmSight};
 
 const TICK: Nanos = 100 * MS;
 /// Weight of the host's own work, as the daemon has it by default.
-const HOST_WEIGHT: u32 = 100;
+const HOST_WEIGHT: f64 = 100.0;
+/// Weight of one thread beside groups.
+const THREAD_WEIGHT: f64 = 100.0;
 
 /// The broker, ten times a second. Guests follow one tick late.
 #[derive(Debug, Default)]
 pub struct Broker {
     governor: Governor,
     rates: Rates,
-    pool: CpuSet,
-    placements: Vec<Placement>,
+    vms: Vec<VmInput>,
     last: BTreeMap<(usize, u32), Times>,
 }
 
@@ -40,16 +40,21 @@ impl Arm for Broker {
     }
 
     fn decide(&mut self, sight: &Sight) -> Vec<usize> {
-        if self.placements.is_empty() {
-            (self.pool, self.placements) = place(&sight.host);
+        if self.vms.is_empty() {
+            self.vms = inputs(&sight.host);
+        }
+        for (input, vm) in self.vms.iter_mut().zip(&sight.host.vms) {
+            input.agent = agent(vm);
         }
         let sample = self.sample(sight);
-        let tick = self.rates.update(sample, &self.pool);
-        let vms = sight.host.vms.iter().zip(&self.placements).enumerate();
-        let inputs: Vec<VmInput> = vms
-            .map(|(index, (vm, placement))| input(index, vm, *placement))
-            .collect();
-        let step = self.governor.step(&tick, &inputs, HOST_WEIGHT);
+        let tick = self.rates.update(sample);
+        let groups: Vec<Group> = sight.host.groups.iter().skip(1).map(group).collect();
+        let input = Input {
+            groups: &groups,
+            vms: &self.vms,
+            host_weight: HOST_WEIGHT,
+        };
+        let step = self.governor.step(&tick, &input);
         let decisions = step.decisions.iter().zip(&sight.host.vms);
         decisions
             .map(|(decision, vm)| {
@@ -107,35 +112,47 @@ fn count(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
 
-fn input(index: usize, vm: &VmSight, placement: Placement) -> VmInput {
-    let agent = if vm.agent {
+/// Each VM is a claimant in its group, and shares it by thread with others that are in the same.
+fn inputs(host: &HostSight) -> Vec<VmInput> {
+    let mut sets: HashMap<u128, Arc<CpuSet>> = HashMap::new();
+    let vms = host.vms.iter().enumerate();
+    vms.map(|(index, vm)| {
+        let set = sets
+            .entry(vm.allowed.0)
+            .or_insert_with(|| Arc::new(vm.allowed.iter().map(count).collect()));
+        VmInput {
+            id: id(index),
+            threads: Some(Threads::Alike {
+                count: count(vm.vcpus.len()),
+                cpus: Some(Arc::clone(set)),
+            }),
+            parent: vm.group.checked_sub(1),
+            weight: THREAD_WEIGHT * vm.vcpus.len() as f64,
+            quota: None,
+            policy: Policy::default(),
+            enforced: true,
+            agent: agent(vm),
+        }
+    })
+    .collect()
+}
+
+fn agent(vm: &VmSight) -> AgentState {
+    if vm.agent {
         AgentState::Works {
             in_use: Some(count(vm.in_use)),
         }
     } else {
         AgentState::Absent
-    };
-    VmInput {
-        id: id(index),
-        vcpus: Some(count(vm.vcpus.len())),
-        placement,
-        weight: vm.weight,
-        min_usable: 1,
-        enforced: true,
-        agent,
     }
 }
 
-fn place(host: &HostSight) -> (CpuSet, Vec<Placement>) {
-    let set = |mask: Mask| -> CpuSet { mask.iter().map(count).collect() };
-    let online = set(Mask::first(host.idle.len()));
-    let sets: Vec<CpuSet> = host.vms.iter().map(|vm| set(vm.allowed)).collect();
-    let affinities: Vec<Affinity<'_>> = sets
-        .iter()
-        .map(|set| Affinity {
-            allowed: Some(set),
-            reach: set,
-        })
-        .collect();
-    pool::choose(&online, &online, &affinities)
+/// The root is none of the governor's groups.
+fn group(group: &GroupSight) -> Group {
+    Group {
+        parent: group.parent.and_then(|parent| parent.checked_sub(1)),
+        weight: f64::from(group.weight),
+        cap: group.quota.map(Cpus),
+        ..Group::default()
+    }
 }
