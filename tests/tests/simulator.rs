@@ -106,6 +106,23 @@ fn threads_that_do_not_divide_evenly_take_turns() {
     }
 }
 
+/// Eight threads of three groups on seven pCPUs: nobody's two threads stay together on one of them.
+#[test]
+fn no_group_is_left_with_less_than_its_weight() {
+    let mut world = World::new(7, 1);
+    for vcpus in [8, 8, 2] {
+        let group = world.add_group(0, 100.0, None);
+        let vm = world.add_vm(group, vcpus, Mask::first(7));
+        world.set_load(vm, &spinners(vcpus));
+    }
+    world.run_until(SEC);
+    world.set_usable(0, 3);
+    world.set_usable(1, 3);
+    let found = rates(&mut world, 3, 20.0);
+    assert!(found[2].0 > 1.5, "{found:.2?}");
+    assert!(near(found[0].0, found[1].0, 0.15), "{found:.2?}");
+}
+
 #[test]
 fn a_quota_shows_as_run_delay() {
     let mut world = World::new(4, 1);
@@ -379,7 +396,7 @@ fn hold(name: &str, bounds: &Bounds) {
 }
 
 #[test]
-#[ignore = "missed: 2.2 changes a minute; contention is entered, folding idles the pool, and the hold-off forgets it"]
+#[ignore = "missed: 2.3 changes a minute; contention is entered, folding idles the pool, and the hold-off is forgotten"]
 fn a_constant_load_near_the_size_of_the_pool_swings_nothing() {
     hold("f1-requests", &BOUNDS);
 }
@@ -406,7 +423,7 @@ fn rounding_does_not_swing_at_its_edge() {
 }
 
 #[test]
-#[ignore = "missed: one VM does 0.89 of what it did without hints, the pool 0.990"]
+#[ignore = "missed: one VM does 0.91 of what it did without hints, the pool 0.990"]
 fn bursts_in_turn_lose_nothing() {
     hold(
         "f3-antiphase",
@@ -430,13 +447,13 @@ fn bursts_beside_computing_lose_nothing() {
 }
 
 #[test]
-#[ignore = "missed: one VM does 0.94 of what it did, though more than its share"]
+#[ignore = "missed: the sleeper does 0.947 of what it did without hints, which is its share"]
 fn a_sleeper_loses_nothing_to_its_peers() {
     hold("f4-sleeper", &BOUNDS);
 }
 
 #[test]
-#[ignore = "missed: one VM does 0.93 of what it did, with 6 changes a minute"]
+#[ignore = "missed: the wave's VM does 0.93 of what it did without hints, with 6 changes a minute beside it"]
 fn a_slow_square_wave_is_damped() {
     hold(
         "f5-square-wave-a",
@@ -448,7 +465,7 @@ fn a_slow_square_wave_is_damped() {
 }
 
 #[test]
-#[ignore = "missed: one VM does 0.89 of what it did"]
+#[ignore = "missed: the wave's VM does 0.88 of what it did without hints"]
 fn a_square_wave_of_seconds_is_damped() {
     hold(
         "f5-square-wave-b",
@@ -460,7 +477,6 @@ fn a_square_wave_of_seconds_is_damped() {
 }
 
 #[test]
-#[ignore = "missed: 5.8 changes a minute"]
 fn a_fast_square_wave_is_damped() {
     hold(
         "f5-square-wave-c",
