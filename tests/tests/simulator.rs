@@ -106,6 +106,23 @@ fn threads_that_do_not_divide_evenly_take_turns() {
     }
 }
 
+/// Eight threads of three groups on seven pCPUs: nobody's two threads stay together on one of them.
+#[test]
+fn no_group_is_left_with_less_than_its_weight() {
+    let mut world = World::new(7, 1);
+    for vcpus in [8, 8, 2] {
+        let group = world.add_group(0, 100.0, None);
+        let vm = world.add_vm(group, vcpus, Mask::first(7));
+        world.set_load(vm, &spinners(vcpus));
+    }
+    world.run_until(SEC);
+    world.set_usable(0, 3);
+    world.set_usable(1, 3);
+    let found = rates(&mut world, 3, 20.0);
+    assert!(found[2].0 > 1.5, "{found:.2?}");
+    assert!(near(found[0].0, found[1].0, 0.15), "{found:.2?}");
+}
+
 #[test]
 fn a_quota_shows_as_run_delay() {
     let mut world = World::new(4, 1);
@@ -379,7 +396,7 @@ fn hold(name: &str, bounds: &Bounds) {
 }
 
 #[test]
-#[ignore = "missed: 2.2 changes a minute; contention is entered, folding idles the pool, and the hold-off forgets it"]
+#[ignore = "missed: 2.3 changes a minute; contention is entered, folding idles the pool, and the hold-off is forgotten"]
 fn a_constant_load_near_the_size_of_the_pool_swings_nothing() {
     hold("f1-requests", &BOUNDS);
 }
@@ -406,7 +423,7 @@ fn rounding_does_not_swing_at_its_edge() {
 }
 
 #[test]
-#[ignore = "missed: one VM does 0.89 of what it did without hints, the pool 0.990"]
+#[ignore = "missed: one VM does 0.91 of what it did without hints, the pool 0.990"]
 fn bursts_in_turn_lose_nothing() {
     hold(
         "f3-antiphase",
@@ -430,13 +447,13 @@ fn bursts_beside_computing_lose_nothing() {
 }
 
 #[test]
-#[ignore = "missed: one VM does 0.94 of what it did, though more than its share"]
+#[ignore = "missed: the sleeper does 0.947 of what it did without hints, which is its share"]
 fn a_sleeper_loses_nothing_to_its_peers() {
     hold("f4-sleeper", &BOUNDS);
 }
 
 #[test]
-#[ignore = "missed: one VM does 0.93 of what it did, with 6 changes a minute"]
+#[ignore = "missed: the wave's VM does 0.93 of what it did without hints, with 6 changes a minute beside it"]
 fn a_slow_square_wave_is_damped() {
     hold(
         "f5-square-wave-a",
@@ -448,7 +465,7 @@ fn a_slow_square_wave_is_damped() {
 }
 
 #[test]
-#[ignore = "missed: one VM does 0.89 of what it did"]
+#[ignore = "missed: the wave's VM does 0.88 of what it did without hints"]
 fn a_square_wave_of_seconds_is_damped() {
     hold(
         "f5-square-wave-b",
@@ -460,7 +477,6 @@ fn a_square_wave_of_seconds_is_damped() {
 }
 
 #[test]
-#[ignore = "missed: 5.8 changes a minute"]
 fn a_fast_square_wave_is_damped() {
     hold(
         "f5-square-wave-c",
@@ -545,18 +561,16 @@ static PLAIN: LazyLock<Vec<Summary>> = LazyLock::new(|| hosts(1..201, Features::
 /// The same with groups, quotas, CPU sets and work of the host.
 static MIXED: LazyLock<Vec<Summary>> = LazyLock::new(|| hosts(1..201, ALL));
 
-/// The hosts that miss a bound, each with its figures.
-fn missed(hosts: &[Summary], misses: impl Fn(&Summary) -> bool) -> String {
-    let missing: Vec<Summary> = hosts.iter().filter(|host| misses(host)).cloned().collect();
-    if missing.is_empty() {
-        return String::new();
-    }
-    format!(
-        "{} of {} hosts:\n{}",
+/// None of these runs misses a bound.
+fn hold_all(runs: &[Summary], misses: impl Fn(&Summary) -> bool) {
+    let missing: Vec<Summary> = runs.iter().filter(|run| misses(run)).cloned().collect();
+    let table = report::table(&missing);
+    assert!(
+        missing.is_empty(),
+        "{} of {}:\n{table}",
         missing.len(),
-        hosts.len(),
-        report::table(&missing)
-    )
+        runs.len()
+    );
 }
 
 fn too_many_changes(host: &Summary) -> bool {
@@ -572,46 +586,46 @@ fn pool_loses(host: &Summary) -> bool {
 }
 
 #[test]
-#[ignore = "missed: 4 of the first 40 hosts have VMs with up to 3.4 changes a minute"]
+#[ignore = "missed on 14 of 200 hosts: up to 7.6 changes a minute"]
 fn constant_load_on_plain_hosts_is_left_in_peace() {
-    assert_eq!(missed(&PLAIN, too_many_changes), "");
+    hold_all(&PLAIN, too_many_changes);
 }
 
 #[test]
-#[ignore = "missed: the worst VM of the first 40 hosts does 0.55 of what it did without hints"]
+#[ignore = "missed on 94 of 200 hosts: the worst VM does 0.52 of what it did without hints"]
 fn no_vm_on_plain_hosts_loses() {
-    assert_eq!(missed(&PLAIN, vm_loses), "");
+    hold_all(&PLAIN, vm_loses);
 }
 
 #[test]
-#[ignore = "missed: 0.974 in the worst of the first 40 hosts"]
+#[ignore = "missed on 13 of 200 hosts: 0.941 in the worst"]
 fn no_plain_pool_loses() {
-    assert_eq!(missed(&PLAIN, pool_loses), "");
+    hold_all(&PLAIN, pool_loses);
 }
 
 #[test]
-#[ignore = "missed, as on plain hosts"]
+#[ignore = "missed on 24 of 200 hosts: up to 6.2 changes a minute"]
 fn constant_load_is_left_in_peace() {
-    assert_eq!(missed(&MIXED, too_many_changes), "");
+    hold_all(&MIXED, too_many_changes);
 }
 
 #[test]
-#[ignore = "missed: groups and quotas are not known"]
+#[ignore = "missed on 87 of 200 hosts: the worst VM does 0.45 of what it did without hints"]
 fn no_vm_loses() {
-    assert_eq!(missed(&MIXED, vm_loses), "");
+    hold_all(&MIXED, vm_loses);
 }
 
 #[test]
-#[ignore = "missed: groups and quotas are not known"]
+#[ignore = "missed on 20 of 200 hosts: 0.869 in the worst"]
 fn no_pool_loses() {
-    assert_eq!(missed(&MIXED, pool_loses), "");
+    hold_all(&MIXED, pool_loses);
 }
 
 #[test]
-#[ignore = "800 more hosts take a quarter of an hour"]
+#[ignore = "800 more hosts take half an hour, and 24 of the first 200 miss the bound"]
 fn constant_load_is_left_in_peace_on_a_thousand_hosts() {
     let hosts = hosts(201..1001, ALL);
-    assert_eq!(missed(&hosts, too_many_changes), "");
+    hold_all(&hosts, too_many_changes);
 }
 
 /// Each arm on each scenario of the matrix, in the order of the arms.
@@ -638,11 +652,8 @@ fn leads(scenarios: &[Scenario]) {
         .collect();
     println!("geometric means: {arms:?} {means:.3?}");
     let broker: Vec<Summary> = runs.iter().map(|runs| runs[0].clone()).collect();
-    assert_eq!(missed(&broker, pool_loses), "");
-    assert_eq!(
-        missed(&broker, |run| run.jain.is_some_and(|jain| jain < 0.98)),
-        ""
-    );
+    hold_all(&broker, pool_loses);
+    hold_all(&broker, |run| run.jain.is_some_and(|jain| jain < 0.98));
     for (arm, mean) in arms.iter().zip(&means).skip(1) {
         assert!(
             means[0] >= *mean,
@@ -660,7 +671,7 @@ fn the_governor_leads_in_a_part_of_the_matrix() {
 }
 
 #[test]
-#[ignore = "200 scenarios with six arms take a quarter of an hour"]
+#[ignore = "200 scenarios with six arms take half an hour"]
 fn the_governor_leads_in_the_whole_matrix() {
     let scenarios: Vec<Scenario> = [16, 32]
         .into_iter()
