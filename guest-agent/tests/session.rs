@@ -87,7 +87,7 @@ async fn a_lease_ends_while_the_broker_hangs() {
         lease_ms: 3000,
         ..hint(7, 1, 2)
     };
-    stream.hint(short).await;
+    stream.hint(short.clone()).await;
     assert_eq!(stream.applied().await.outcome(), v1::Outcome::Applied);
     eventually("the mask is back", || guest.avoided().is_empty());
     let restored = stream.applied().await;
@@ -109,7 +109,7 @@ async fn a_renewal_moves_the_lease() {
     };
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(8) {
-        stream.hint(short).await;
+        stream.hint(short.clone()).await;
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
     assert_eq!(guest.avoided(), "2-3");

@@ -11,7 +11,7 @@ use super::view::{Drawing, draw};
 use crate::config::Config;
 use crate::discover::{Discovery, Found, Scan};
 use crate::govern::{Decision, Governor, Input};
-use crate::model::{Hint, HostView, Mode, Tick, Topology, Vcpus, Vm, VmId};
+use crate::model::{Contention, Hint, HostView, Mode, Tick, Topology, Vcpus, Vm, VmId};
 use crate::observe::cgroups::{Cgroups, GroupScan};
 use crate::observe::rates::Rates;
 use crate::observe::{Observer, Sample, TopologyScan};
@@ -139,7 +139,7 @@ impl Host {
 
     /// Could nothing that matters happen soon? There is idle pCPU time to spare, and no guest is folded.
     pub(super) fn is_calm(&self) -> bool {
-        let step = &self.last_step;
+        let step = self.governor.last();
         let spare = step.idle.zip(step.supply);
         let spare = spare.is_some_and(|(idle, supply)| idle.0 >= CALM_IDLE * supply.0);
         let folded = |(found, decision): (&Found, &Decision)| {

@@ -59,10 +59,11 @@ fn other_proportions(patient: &Patient<'_>, tree: &GroupTree, placed: &[&Vm], no
     let mut siblings: BTreeMap<Option<usize>, Vec<(&Vm, f64)>> = BTreeMap::new();
     for vm in placed {
         let group = &tree.groups[tree.vms[&vm.id].group];
-        if let (Some(weight), Some(_)) = (group.weight, group.parent) {
-            let configured = f64::from(patient.config.policy(vm).weight);
+        let configured = patient.config.policy(vm).weight;
+        if let (Some(weight), Some(_), Some(configured)) = (group.weight, group.parent, configured)
+        {
             let beside = siblings.entry(group.parent).or_default();
-            beside.push((vm, weight / configured));
+            beside.push((vm, weight / f64::from(configured)));
         }
     }
     for beside in siblings.values() {
