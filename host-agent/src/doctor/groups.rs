@@ -54,16 +54,15 @@ pub(super) fn look(patient: &Patient<'_>, notes: &mut Notes) {
     other_proportions(patient, tree, &placed, notes);
 }
 
-/// Siblings whose weights are in other proportions than those of the configuration, which the broker goes by.
+/// Siblings whose weights are in other proportions than those that the broker goes by: the configuration's, where it has some.
 fn other_proportions(patient: &Patient<'_>, tree: &GroupTree, placed: &[&Vm], notes: &mut Notes) {
     let mut siblings: BTreeMap<Option<usize>, Vec<(&Vm, f64)>> = BTreeMap::new();
     for vm in placed {
         let group = &tree.groups[tree.vms[&vm.id].group];
-        let configured = patient.config.policy(vm).weight;
-        if let (Some(weight), Some(_), Some(configured)) = (group.weight, group.parent, configured)
-        {
+        if let (Some(weight), Some(_)) = (group.weight, group.parent) {
+            let used = patient.config.policy(vm).weight.map_or(weight, f64::from);
             let beside = siblings.entry(group.parent).or_default();
-            beside.push((vm, weight / f64::from(configured)));
+            beside.push((vm, weight / used));
         }
     }
     for beside in siblings.values() {
@@ -79,7 +78,7 @@ fn other_proportions(patient: &Patient<'_>, tree: &GroupTree, placed: &[&Vm], no
         if !odd.is_empty() {
             notes.warn(
                 format!("{}: weight of the CPU group in another proportion to its siblings than in the configuration", all_called(odd)),
-                "set both alike: [[vm]] weight, and cpu.weight or cpu.shares (1024 is usual in v1, 100 in v2)",
+                "set both alike: cpu.weight or cpu.shares (1024 is usual in v1, 100 in v2), and [[vm]] weight; or leave that out",
             );
         }
     }

@@ -125,6 +125,27 @@ fn what_makes_enforcing_unsafe_is_bad() {
 }
 
 #[test]
+fn a_weight_that_the_kernel_does_not_know_of_is_a_warning() {
+    let tree = host();
+    tree.write("sys/fs/cgroup/qemu.slice/103.scope/cpu.weight", "300\n");
+    let complaints = |config: &str| {
+        let config: Config = toml::from_str(config).unwrap();
+        of(&diagnose(&tree.root, &config), Weight::Warning)
+    };
+    assert_eq!(complaints(""), [""; 0], "the group's own weight counts");
+    assert_eq!(
+        complaints("[[vm]]\nname = \"big\"\nweight = 300\n"),
+        [""; 0]
+    );
+    let found = complaints("[[vm]]\nname = \"big\"\nweight = 100\n");
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(
+        found[0].starts_with("groups: big (103-1030): weight"),
+        "{found:?}"
+    );
+}
+
+#[test]
 fn what_works_less_well_is_a_warning() {
     let gone = |path: &str| {
         let tree = host();
@@ -143,14 +164,6 @@ fn what_works_less_well_is_a_warning() {
         "vmw_vsock_virtio_transport_common 32768 0 - Live 0\nvmw_vsock_vmci_transport 32768 1 - Live 0\nvsock 36864 3 vmw_vsock_vmci_transport, Live 0\n",
     );
     assert!(complaint(&tree, Weight::Warning).contains("vmw_vsock_vmci_transport has taken vsock"));
-
-    let tree = host();
-    tree.write("sys/fs/cgroup/qemu.slice/103.scope/cpu.weight", "1024\n");
-    let found = complaint(&tree, Weight::Warning);
-    assert!(
-        found.starts_with("groups: big (103-1030): weight"),
-        "{found}"
-    );
 
     let tree = host();
     tree.remove("sys/kernel/debug/kvm/101-9");
