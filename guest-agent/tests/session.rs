@@ -109,7 +109,7 @@ async fn a_renewal_moves_the_lease() {
     };
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(8) {
-        stream.hint(short).await;
+        stream.hint(short.clone()).await;
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
     assert_eq!(guest.avoided(), "2-3");
