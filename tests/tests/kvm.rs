@@ -18,7 +18,6 @@ use hint_broker::model::{Accelerator, Vcpus, Vm};
 use hint_broker::observe::Observer;
 use hint_broker::observe::rates::Rates;
 use hint_broker::root::Root;
-use hint_proto::CpuSet;
 use lab::mounts::HostView;
 use lab::process::find_program;
 use lab::skip::{self, Need};
@@ -234,12 +233,11 @@ fn spinning_vcpus_show_their_number_as_demand() {
 fn measure(observer: &mut Observer, vm: &Vm) -> (f64, f64) {
     let started = Instant::now();
     let mut rates = Rates::default();
-    let pool = CpuSet::new();
     let mut weighted = (0.0, 0.0);
     let mut time = 0.0;
     while time < 3.0 {
         let sample = observer.sample(std::slice::from_ref(vm), || started.elapsed(), true);
-        let tick = rates.update(sample, &pool);
+        let tick = rates.update(sample);
         assert_eq!(tick.rejected, 0);
         if let Some(rates) = tick.vms[&vm.id] {
             let seconds = tick.interval.as_secs_f64();
