@@ -473,7 +473,7 @@ fn a_square_wave_of_seconds_is_damped() {
 }
 
 #[test]
-#[ignore = "missed: the wave's VM does 0.896 of what it did without hints"]
+#[ignore = "missed: the wave's VM does 0.939 of what it did without hints"]
 fn a_fast_square_wave_is_damped() {
     hold(
         "f5-square-wave-c",
@@ -541,7 +541,7 @@ fn eight_to_two_takes_half_a_second() {
 }
 
 #[test]
-#[ignore = "missed: the smaller VM is left at 50 vCPUs, as idle time is given away, and not at 32"]
+#[ignore = "missed: 1.3 s"]
 fn ninety_six_to_sixty_four_takes_half_a_second() {
     let time = settles("settle-96-to-64", &[64, 32]);
     assert!(time <= 0.5, "{time} s");
