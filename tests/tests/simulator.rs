@@ -421,7 +421,7 @@ fn rounding_does_not_swing_at_its_edge() {
 }
 
 #[test]
-#[ignore = "missed: odd did 0.878 of what it did without hints"]
+#[ignore = "missed: one of the two VMs does 0.945 of what it did without hints"]
 fn bursts_in_turn_lose_nothing() {
     hold(
         "f3-antiphase",

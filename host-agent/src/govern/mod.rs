@@ -143,6 +143,11 @@ impl Governor {
                         group.leave(now);
                     }
                 }
+                for (index, state) in vms.iter_mut().enumerate() {
+                    if state.begins_to_fill(now) {
+                        classes.restart_idle(index, now);
+                    }
+                }
                 classes.turn(now, |classes, class, idle| {
                     give(now, classes, class, idle, input, vms, hungry)
                 });
@@ -194,7 +199,6 @@ impl Governor {
             };
             let in_use = state.in_use(vm, vcpus);
             state.demand.push(tick.at, tick.interval, rates, in_use);
-            state.note_hunger(tick.at, vm, vcpus);
         }
         self.pcpus.push(tick.interval, tick.pcpus.as_deref())
     }
@@ -329,11 +333,8 @@ fn give(
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     // the cast saturates, and NaN gives 0
     let each = (idle.0 / hungry.len().max(1) as f64).ceil() as u32;
-    // Time that was idle before a guest had anything to do was not kept from it.
     for index in hungry.iter() {
-        if vms[*index].hungered(now) {
-            vms[*index].more.raise(now, each);
-        }
+        vms[*index].more.raise(now, each);
     }
     !hungry.is_empty()
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::damping::Damper;
-use super::gate::{Figure, Gate, IDLE_WINDOW, Idle, Left};
+use super::gate::{Figure, Gate, Idle, Left};
 use super::input::{AgentState, VmInput};
 use crate::entitle::demand::Demand;
 use crate::model::{Cpus, VmId};
@@ -21,6 +21,8 @@ const STARVED_FOR: Duration = Duration::from_secs(2);
 /// A VM that starved, or whose agent failed, is left unfolded for so long at first, and no longer than the second.
 const SPARED: Duration = Duration::from_secs(60);
 const SPARED_MOST: Duration = Duration::from_secs(960);
+/// A load has ended when a VM did not fill its vCPUs for so long: bursts are one load.
+const RESTED: Duration = Duration::from_secs(1);
 /// vCPUs beyond the share are tried without for the first time after so long.
 const HELD: Duration = Duration::from_secs(120);
 /// A quota is used up from this part of it on: the kernel deals it out in slices, of which some are lost.
@@ -42,7 +44,8 @@ pub(super) struct VmState {
     settled_at: Duration,
     satisfied_since: Option<Duration>,
     starves_since: Option<Duration>,
-    hungry_since: Option<Duration>,
+    /// When it filled its vCPUs in use last.
+    filled_at: Option<Duration>,
     pub(super) starved: Spared,
     pub(super) failed: Spared,
 }
@@ -62,7 +65,7 @@ impl VmState {
             settled_at: Duration::ZERO,
             satisfied_since: None,
             starves_since: None,
-            hungry_since: None,
+            filled_at: None,
             starved: Spared::default(),
             failed: Spared::default(),
         }
@@ -90,19 +93,13 @@ impl VmState {
         now >= self.settled_at && self.demand.is_saturated()
     }
 
-    /// Notes since when it has been hungry.
-    pub(super) fn note_hunger(&mut self, now: Duration, vm: &VmInput, vcpus: u32) {
-        self.hungry_since = if self.is_hungry(vm, vcpus) {
-            self.hungry_since.or(Some(now))
-        } else {
-            None
-        };
-    }
-
-    /// Has it been hungry for so long that the idle time of that while was its to use?
-    pub(super) fn hungered(&self, now: Duration) -> bool {
-        self.hungry_since
-            .is_some_and(|since| now.saturating_sub(since) >= IDLE_WINDOW)
+    /// Does a load begin that fills its vCPUs? What was idle before was not kept from it.
+    pub(super) fn begins_to_fill(&mut self, now: Duration) -> bool {
+        if !self.demand.is_saturated() {
+            return false;
+        }
+        let before = self.filled_at.replace(now);
+        before.is_none_or(|before| now.saturating_sub(before) >= RESTED)
     }
 
     /// What it shows that it wants in the last tick, without headroom.
