@@ -320,8 +320,7 @@ impl Moment<'_> {
                 None,
             ],
             Rule::WarmUp(left) => [Some(Turn::Time(left)), idle],
-            Rule::NoGain => [idle, None],
-            Rule::Sleeper(_) | Rule::Swings => [idle, None],
+            Rule::NoGain | Rule::Sleeper(_) | Rule::Swings => [idle, None],
             Rule::Satisfied(_) => {
                 let wanted = share.map(|share| Turn::Demand(Cpus(LIMITED * share.target.0)));
                 [wanted, idle]
