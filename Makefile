@@ -51,7 +51,8 @@ test: setup build ## set up, build, run the tests, list what was skipped
 test-full: TEST_ARGS := --include-ignored
 test-full: test ## every test, the slow ones too
 
-demo: setup ## show on real guests what folding is worth
+demo: ## show on real guests what folding is worth
+	@tests/setup.sh demo
 	$(CARGO) build --release --workspace
 	@$(MAKE) --no-print-directory agent
 	'$(TARGET_DIR)/release/demo'

@@ -1,8 +1,9 @@
 #!/bin/bash
-# Everything that the lab needs on Debian 12 (amd64): packages, the guests' kernel, the host side of their vsock.
+# Everything that the lab needs on Debian 12 (amd64): packages, the guests' kernels, the host side of their vsock.
 #
-# Called by `make setup`. It says what it installs before it does so, and does nothing when all is there. Only the packages
-# go into the system; the kernel and the tools go into the cache:
+# Called by `make setup`; with the argument `demo` it leaves out the kernel with a mask of CPUs to avoid, which only tests need and
+# which takes minutes to build. It says what it installs before it does so, and does nothing when all is there. Only the packages
+# go into the system; the kernels and the tools go into the cache:
 #   ${HINT_LAB_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/hint-broker}
 # It is safe to interrupt it and to start it twice: results appear under their final name only when they are whole, and a
 # lock lets one run at a time work.
@@ -26,6 +27,10 @@ packages=(
     binutils        # strip, for programs that go into a virtual host
     libc6-dev       # also for static programs
     make            # front end of all this
+    bc              # the next four build the kernel of tests/guest-kernel
+    bison
+    flex
+    libelf-dev
 )
 kernel_meta=linux-image-6.12-cloud-amd64
 vsock_crate=vhost-device-vsock
@@ -33,6 +38,7 @@ vsock_version=0.3.0
 
 cache=${HINT_LAB_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/hint-broker}
 kernel=$cache/kernel/current
+build_kernel=$(cd "$(dirname "$0")" && pwd)/guest-kernel/build.sh
 tools=$cache/tools
 
 say() { printf 'setup: %s\n' "$*"; }
@@ -137,10 +143,24 @@ build_vsock() {
     rm -rf "$cache/build"
 }
 
-all_is_there() {
-    [ -z "$(missing_packages)" ] && kernel_is_there && vsock_is_there
+mask_kernel_is_there() { [ "$for_what" = demo ] || "$build_kernel" --find >/dev/null 2>&1; }
+
+# The kernel with a mask of CPUs to avoid, from Debian's source.
+build_mask_kernel() {
+    ! mask_kernel_is_there || return 0
+    refresh_index
+    "$build_kernel"
 }
 
+all_is_there() {
+    [ -z "$(missing_packages)" ] && kernel_is_there && vsock_is_there && mask_kernel_is_there
+}
+
+for_what=${1:-all}
+case $for_what in
+all | demo) ;;
+*) fail "usage: setup.sh [demo]" ;;
+esac
 check_machine
 if ! all_is_there; then
     mkdir -p "$cache" || fail "cannot make the cache folder $cache: set HINT_LAB_CACHE to one that can be written."
@@ -152,5 +172,6 @@ if ! all_is_there; then
     install_packages
     fetch_kernel
     build_vsock
+    build_mask_kernel
 fi
 say "all is there (cache: $cache)"

@@ -392,6 +392,23 @@ fn a_mask_that_became_impossible_is_cleared() {
 }
 
 #[test]
+fn a_cpu_that_the_kernel_took_out_of_the_mask_is_avoided_again_when_it_is_back() {
+    let (guest, kernel) = paravirt_guest(4);
+    let mut fold = fold(&guest, &kernel, Choice::Paravirt);
+    follow(&mut fold, 1).unwrap();
+    assert_eq!(guest.avoided(), "1-3");
+    // CPU 2 goes offline and comes back before the next renewal.
+    guest.put(common::PARAVIRT, "1,3\n");
+    assert_eq!(follow(&mut fold, 1).unwrap(), Change::Applied);
+    assert_eq!(guest.avoided(), "1-3");
+    // All but one go: nothing would be left to prefer, so the kernel has cleared the mask.
+    guest.put(common::ONLINE, "0\n");
+    guest.put(common::PARAVIRT, "\n");
+    assert_eq!(follow(&mut fold, 1).unwrap(), Change::Unfolded);
+    assert_eq!(guest.avoided(), "");
+}
+
+#[test]
 fn actuators_are_probed_in_order_and_say_why_not() {
     let (guest, kernel) = cgroup_guest(4, false);
     let probed = apply::probe(&kernel, Choice::Auto, false).unwrap();

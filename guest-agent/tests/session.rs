@@ -87,7 +87,7 @@ async fn a_lease_ends_while_the_broker_hangs() {
         lease_ms: 3000,
         ..hint(7, 1, 2)
     };
-    stream.hint(short).await;
+    stream.hint(short.clone()).await;
     assert_eq!(stream.applied().await.outcome(), v1::Outcome::Applied);
     eventually("the mask is back", || guest.avoided().is_empty());
     let restored = stream.applied().await;

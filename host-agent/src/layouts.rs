@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::discover::{Discovery, Found, Scan};
+use crate::entitle::Engine;
+use crate::entitle::assemble::{Observed, VmClaim, assemble};
 use crate::fixture::Tree;
 use crate::model::{Cpus, GroupTree, Limit, Vcpus};
 use crate::observe::Observer;
@@ -103,6 +105,43 @@ fn at(cpus: f64) -> Option<Limit> {
     Some(Limit::At(Cpus(cpus)))
 }
 
+impl Seen {
+    /// What each VM gets when all of them want all their vCPUs, in the order of PIDs.
+    fn shares(&self, pcpus: u32) -> Vec<f64> {
+        let claim = |found: &Found| {
+            let all = Cpus::from(u32::try_from(found.affinity.len()).unwrap());
+            VmClaim {
+                demand: all,
+                shown: all,
+                floor: Cpus::ZERO,
+                weight: 100.0,
+                vcpus: found.affinity.values().cloned().map(Some).collect(),
+            }
+        };
+        let vms = self
+            .found
+            .iter()
+            .map(|found| (found.vm.id, claim(found)))
+            .collect();
+        let assembled = assemble(&Observed {
+            pcpus: &(0..pcpus).map(|cpu| (cpu, Cpus(1.0))).collect(),
+            tree: &self.groups,
+            used: &[],
+            vms: &vms,
+        });
+        assert!(assembled.guessed.is_empty());
+        let mut engine = Engine::default();
+        let division = engine.divide(&assembled.host);
+        assert!(division.faults.is_empty(), "{:?}", division.faults);
+        let share = |claimant: &usize| division.claimants[*claimant].as_ref().unwrap().share.0;
+        assembled.vms.values().map(share).collect()
+    }
+}
+
+fn near(found: &[f64], wanted: &[f64]) -> bool {
+    found.len() == wanted.len() && found.iter().zip(wanted).all(|(a, b)| (a - b).abs() < 1e-6)
+}
+
 /// All that is missing in a fixture without debugfs.
 fn only_debugfs_is_missing(seen: &Seen) -> bool {
     seen.degraded.len() == 1 && seen.degraded[0].contains("debug/kvm")
@@ -121,6 +160,7 @@ fn centos_7_with_v1() {
         seen.entitlement(2301),
         (vec![Some(200.0), Some(100.0)], at(1.0))
     );
+    assert!(near(&seen.shares(4), &[1.0]), "{:?}", seen.shares(4));
     assert_eq!(seen.host_work(), ["system.slice"]);
     // Each vCPU is pinned elsewhere.
     let found = &seen.found[0];
@@ -157,6 +197,7 @@ fn kubevirt_with_v2() {
     );
     let weights = [8.0, 8.0, 40.0, 157.0].map(Some).to_vec();
     assert_eq!(seen.entitlement(5000), (weights, at(2.0)));
+    assert!(near(&seen.shares(4), &[2.0]), "{:?}", seen.shares(4));
     let others: Vec<&str> = seen
         .host_work()
         .into_iter()
@@ -199,6 +240,8 @@ fn proxmox_with_weights_of_two_scales_and_a_name_twice() {
         seen.entitlement(103),
         (vec![Some(1024.0), Some(100.0)], Some(Limit::None))
     );
+    let due = [100.0, 100.0, 1024.0].map(|weight| 2.0 * weight / 1224.0);
+    assert!(near(&seen.shares(2), &due), "{:?}", seen.shares(2));
 }
 
 #[test]
@@ -230,6 +273,39 @@ fn firecrackers_of_two_ages_under_the_jailer() {
     assert_eq!(
         seen.entitlement(810),
         (vec![Some(150.0), Some(100.0)], Some(Limit::None))
+    );
+    assert!(near(&seen.shares(2), &[0.5, 1.0]), "{:?}", seen.shares(2));
+}
+
+#[test]
+fn cloud_hypervisors_vsock_is_taken_once_it_is_there() {
+    let tree = Tree::new(PROXMOX);
+    tree.add(
+        r"
+        @process 300 | cloud-hypervisor\0--vsock\0cid=3,socket=/run/ch.sock
+        @kvm 300
+        @thread 300 301 | vcpu0 | 0-1 | 0::/machine.slice/machine-ch\x2d1\x2dmail.scope
+        [proc/300]
+        cgroup = 0::/machine.slice/machine-ch\x2d1\x2dmail.scope
+        [run]
+        ",
+    );
+    let socket = || {
+        let seen = look(&tree.root);
+        let vm = &seen
+            .found
+            .iter()
+            .find(|found| found.vm.id.pid == 300)
+            .unwrap()
+            .vm;
+        assert_eq!((vm.name.as_str(), vm.cid), ("mail", None));
+        vm.hybrid_socket.clone()
+    };
+    assert_eq!(socket(), None);
+    let _vsock = std::os::unix::net::UnixListener::bind(tree.path().join("run/ch.sock")).unwrap();
+    assert_eq!(
+        socket().as_deref(),
+        Some(std::path::Path::new("/run/ch.sock"))
     );
 }
 

@@ -8,6 +8,7 @@ pub mod control;
 pub mod ctl;
 pub mod daemon;
 pub mod discover;
+pub mod doctor;
 pub mod entitle;
 #[cfg(test)]
 mod fixture;

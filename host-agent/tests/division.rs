@@ -179,7 +179,38 @@ fn assert_right(host: &Host) {
         assert!((split - entitlement.target.0).abs() < NEAR);
     }
     assert!(reference.feasible(&found, NEAR));
+    assert_nothing_idles(host, &reference, &found);
     assert_sets_add_up(host, &division);
+}
+
+/// Who wants more can't have it without taking it from another or breaking a quota.
+fn assert_nothing_idles(host: &Host, reference: &Reference<'_>, found: &[f64]) {
+    for index in 0..found.len() {
+        if !reference.takes_part(index) || found[index] + 1e-4 > reference.limits[index] {
+            continue;
+        }
+        let mut more = found.to_vec();
+        more[index] += 1e-4;
+        assert!(
+            !reference.feasible(&more, NEAR) || !within_quotas(host, &more),
+            "{index} could have more than {found:?} of {host:#?}"
+        );
+    }
+}
+
+fn within_quotas(host: &Host, shares: &[f64]) -> bool {
+    let mut totals = vec![0.0; host.groups.len()];
+    for (claimant, share) in host.claimants.iter().zip(shares) {
+        let mut at = claimant.parent;
+        while let Some(group) = at {
+            totals[group] += share;
+            at = host.groups[group].parent;
+        }
+    }
+    host.groups
+        .iter()
+        .zip(totals)
+        .all(|(group, total)| group.cap.is_none_or(|cap| total <= cap.0 + NEAR))
 }
 
 fn assert_sets_add_up(host: &Host, division: &Division) {
@@ -197,8 +228,6 @@ fn assert_sets_add_up(host: &Host, division: &Division) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
-
     #[test]
     fn flat(host in host(Kinds::default())) {
         assert_right(&host);
@@ -235,7 +264,134 @@ proptest! {
     }
 
     #[test]
-    fn everything(host in host(Kinds { groups: true, cpusets: true, pinning: true, quotas: true, floors: true, uneven_supply: true })) {
+    fn everything(host in host(EVERYTHING)) {
         assert_right(&host);
+    }
+
+    #[test]
+    fn one_pool_is_filled_by_rates(host in host(Kinds { groups: true, quotas: true, ..Kinds::default() })) {
+        let (found, wanted) = (shares(&divide(&host)), filled_by_rates(&host));
+        for (a, b) in found.iter().zip(&wanted) {
+            prop_assert!((a - b).abs() < NEAR, "{:?}, not {:?}", found, wanted);
+        }
+    }
+
+    #[test]
+    fn the_order_of_claimants_does_not_matter(host in host(EVERYTHING), by in 0_usize..6) {
+        let mut turned = host.clone();
+        let by = by % host.claimants.len();
+        turned.claimants.rotate_left(by);
+        let (mut before, after) = (divide(&host).claimants, divide(&turned).claimants);
+        before.rotate_left(by);
+        for (a, b) in before.iter().zip(&after) {
+            let (Some(a), Some(b)) = (a, b) else {
+                prop_assert_eq!(a, b);
+                continue;
+            };
+            prop_assert!((a.share.0 - b.share.0).abs() < NEAR && (a.target.0 - b.target.0).abs() < NEAR);
+        }
+    }
+
+    #[test]
+    fn more_weight_never_means_less(host in host(Kinds { quotas: false, ..EVERYTHING }), index in 0_usize..6, factor in 1.0..10.0) {
+        let mut heavier = host.clone();
+        let index = index % host.claimants.len();
+        heavier.claimants[index].weight *= factor;
+        let (before, after) = (divide(&host).claimants[index], divide(&heavier).claimants[index]);
+        if let (Some(before), Some(after)) = (before, after) {
+            prop_assert!(after.share.0 >= before.share.0 - NEAR && after.target.0 >= before.target.0 - NEAR);
+        }
+    }
+
+    #[test]
+    fn an_engine_remembers_nothing_that_counts(hosts in proptest::collection::vec(host(EVERYTHING), 4)) {
+        let mut engine = Engine::default();
+        for host in hosts.iter().chain(&hosts) {
+            prop_assert_eq!(engine.divide(host), &divide(host));
+        }
+    }
+}
+
+const EVERYTHING: Kinds = Kinds {
+    groups: true,
+    cpusets: true,
+    pinning: true,
+    quotas: true,
+    floors: true,
+    uneven_supply: true,
+};
+
+/// A host of one pool without floors, filled in small events: who still grows does so with the product, over its groups, of its
+/// weight over that of the siblings that still grow.
+fn filled_by_rates(host: &Host) -> Vec<f64> {
+    let supply: f64 = host.pcpus.iter().map(|pcpu| pcpu.supply.0).sum();
+    let reference = Reference::new(host);
+    let mut shares = vec![0.0; host.claimants.len()];
+    loop {
+        let mut totals = vec![0.0; host.groups.len()];
+        let above = |index: usize| {
+            std::iter::successors(host.claimants[index].parent, |group| {
+                host.groups[*group].parent
+            })
+        };
+        for (index, share) in shares.iter().enumerate() {
+            above(index).for_each(|group| totals[group] += share);
+        }
+        let full = |group: usize| {
+            host.groups[group]
+                .cap
+                .is_some_and(|cap| totals[group] + 1e-12 >= cap.0)
+        };
+        let grows: Vec<bool> = (0..shares.len())
+            .map(|index| {
+                shares[index] + 1e-12 < reference.limits[index] && !above(index).any(&full)
+            })
+            .collect();
+        let group_grows = |group: usize| {
+            (0..shares.len()).any(|index| grows[index] && above(index).any(|at| at == group))
+        };
+        let weights_at = |parent: Option<usize>| -> f64 {
+            let groups = (0..host.groups.len())
+                .filter(|group| host.groups[*group].parent == parent && group_grows(*group))
+                .map(|group| host.groups[group].weight);
+            let claimants = (0..shares.len())
+                .filter(|index| host.claimants[*index].parent == parent && grows[*index])
+                .map(|index| host.claimants[index].weight);
+            groups.chain(claimants).sum()
+        };
+        let rates: Vec<f64> = (0..shares.len())
+            .map(|index| {
+                if !grows[index] {
+                    return 0.0;
+                }
+                let claimant = &host.claimants[index];
+                let own = claimant.weight / weights_at(claimant.parent);
+                above(index)
+                    .map(|group| host.groups[group].weight / weights_at(host.groups[group].parent))
+                    .product::<f64>()
+                    * own
+            })
+            .collect();
+        let rate: f64 = rates.iter().sum();
+        let left = supply - shares.iter().sum::<f64>();
+        if rate == 0.0 || left < 1e-12 {
+            return shares;
+        }
+        let mut time = left / rate;
+        for (index, rate) in rates.iter().enumerate().filter(|(_, rate)| **rate > 0.0) {
+            time = time.min((reference.limits[index] - shares[index]) / rate);
+        }
+        for (group, inner) in host.groups.iter().enumerate() {
+            let rate: f64 = (0..shares.len())
+                .filter(|index| above(*index).any(|at| at == group))
+                .map(|index| rates[index])
+                .sum();
+            if let Some(cap) = inner.cap.filter(|_| rate > 0.0) {
+                time = time.min((cap.0 - totals[group]) / rate);
+            }
+        }
+        for (share, rate) in shares.iter_mut().zip(&rates) {
+            *share += rate * time;
+        }
     }
 }

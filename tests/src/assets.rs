@@ -1,4 +1,4 @@
-//! Where the lab's parts are: the guests' kernel and tools in the cache, the static agent in the target folder.
+//! Where the lab's parts are: the guests' kernels and tools in the cache, the static agent in the target folder.
 //!
 //! It finds what `tests/setup.sh` made, and has cargo build nothing but the workspace's own programs.
 
@@ -36,6 +36,17 @@ pub enum AssetError {
     /// cargo could not be run.
     #[error("cannot run cargo: {0}")]
     Cargo(io::Error),
+    /// The script that finds the kernel with the mask can't be run.
+    #[error("cannot run {path}: {source}")]
+    Script {
+        /// The script.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The kernel with the mask is not in the cache.
+    #[error("{0}")]
+    Kernel(String),
     /// A program of the workspace does not build.
     #[error("{what} does not build ({command}):\n{stderr}")]
     Build {
@@ -48,13 +59,24 @@ pub enum AssetError {
     },
 }
 
+/// A kernel that guests can boot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Kernel {
+    /// Debian's, as it is.
+    #[default]
+    Debian,
+    /// The lab's own, with a mask of CPUs to avoid at `/sys/devices/system/cpu/paravirt`; see `tests/guest-kernel`.
+    Paravirt,
+}
+
 /// The guests' kernel and the host programs that boot them.
 #[derive(Debug, Clone)]
 pub struct Assets {
     /// Kernel image.
     pub kernel: PathBuf,
-    /// The kernel's module folder (`.../lib/modules/<release>`); its modules are compressed with xz.
-    pub modules: PathBuf,
+    /// The kernel's module folder (`.../lib/modules/<release>`); its modules are compressed with xz. `None` for a kernel that has
+    /// everything built in.
+    pub modules: Option<PathBuf>,
     /// QEMU.
     pub qemu: PathBuf,
     /// Host side of the guests' vsock.
@@ -66,20 +88,12 @@ impl Assets {
     ///
     /// # Errors
     /// Names the first that is missing.
-    pub fn find() -> Result<Self, AssetError> {
+    pub fn find(kernel: Kernel) -> Result<Self, AssetError> {
         let cache = cache_dir()?;
-        let kernel_dir = cache.join("kernel/current");
-        let kernel = only_entry(&kernel_dir.join("boot"), "vmlinuz-").ok_or_else(|| {
-            AssetError::Missing {
-                what: "the guests' kernel",
-                path: kernel_dir.join("boot/vmlinuz-*"),
-            }
-        })?;
-        let modules =
-            only_entry(&kernel_dir.join("lib/modules"), "").ok_or_else(|| AssetError::Missing {
-                what: "the guests' kernel modules",
-                path: kernel_dir.join("lib/modules/*"),
-            })?;
+        let (kernel, modules) = match kernel {
+            Kernel::Debian => debian_kernel(&cache)?,
+            Kernel::Paravirt => (paravirt_kernel()?, None),
+        };
         let vhost_vsock = cache.join("tools/bin/vhost-device-vsock");
         if !vhost_vsock.is_file() {
             return Err(AssetError::Missing {
@@ -93,6 +107,40 @@ impl Assets {
             qemu: program("qemu-system-x86_64")?,
             vhost_vsock,
         })
+    }
+}
+
+fn debian_kernel(cache: &Path) -> Result<(PathBuf, Option<PathBuf>), AssetError> {
+    let folder = cache.join("kernel/current");
+    let image =
+        only_entry(&folder.join("boot"), "vmlinuz-").ok_or_else(|| AssetError::Missing {
+            what: "the guests' kernel",
+            path: folder.join("boot/vmlinuz-*"),
+        })?;
+    let modules =
+        only_entry(&folder.join("lib/modules"), "").ok_or_else(|| AssetError::Missing {
+            what: "the guests' kernel modules",
+            path: folder.join("lib/modules/*"),
+        })?;
+    Ok((image, Some(modules)))
+}
+
+/// Only the script that builds it knows which image belongs to its sources.
+fn paravirt_kernel() -> Result<PathBuf, AssetError> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest-kernel/build.sh");
+    let output = Command::new(&path)
+        .arg("--find")
+        .output()
+        .map_err(|source| AssetError::Script {
+            path: path.clone(),
+            source,
+        })?;
+    if output.status.success() {
+        let image = String::from_utf8_lossy(&output.stdout);
+        Ok(PathBuf::from(image.trim_end()))
+    } else {
+        let why = String::from_utf8_lossy(&output.stderr);
+        Err(AssetError::Kernel(why.trim_end().to_owned()))
     }
 }
 

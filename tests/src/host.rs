@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 use hint_proto::CpuSet;
 
-use crate::assets::{self, AssetError, Assets};
+use crate::assets::{self, AssetError, Assets, Kernel};
 use crate::guest::{Guest, GuestError, GuestSpec, WorkId};
 use crate::initramfs::{self, Contents, Role};
 
@@ -59,7 +59,7 @@ impl VirtualHost {
     /// # Errors
     /// When a part is missing, or it does not come up with KVM and vsock.
     pub fn boot(name: &str, pcpus: u32) -> Result<Self, GuestError> {
-        let assets = Assets::find()?;
+        let assets = Assets::find(Kernel::Debian)?;
         let agent = assets::agent()?;
         let broker = assets::broker()?;
         let temporary = std::env::temp_dir();

@@ -123,7 +123,7 @@ pub fn build(
     root.write("lab/hostname", contents.hostname, 0o644)?;
     root.write("etc/passwd", "root:x:0:0:root:/root:/bin/sh\n", 0o644)?;
     root.write("etc/group", "root:x:0:\n", 0o644)?;
-    root.add_modules(&assets.modules, contents.modules)?;
+    root.add_modules(assets.modules.as_deref(), contents.modules)?;
 
     let mut libraries = BTreeSet::new();
     let mut programs = vec![assets::program("chrt")?, assets::program("hackbench")?];
@@ -190,8 +190,11 @@ impl Root<'_> {
         Ok(())
     }
 
-    fn add_modules(&self, modules: &Path, more: &[String]) -> Result<(), InitramfsError> {
+    fn add_modules(&self, modules: Option<&Path>, more: &[String]) -> Result<(), InitramfsError> {
         let mut order = String::new();
+        let Some(modules) = modules else {
+            return self.write("lab/modules/order", &order, 0o644);
+        };
         let more = more.iter().map(String::as_str);
         for module in VSOCK_MODULES.into_iter().chain(more) {
             let name = module.rsplit('/').next().unwrap_or(module);

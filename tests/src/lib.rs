@@ -25,6 +25,7 @@ pub mod skip;
 pub mod vm_process;
 pub mod vsock;
 
+pub use assets::Kernel;
 pub use broker::{Broker, BrokerError, BrokerSpec};
 pub use guest::{Guest, GuestError, GuestSpec, Output, Topology, WorkId};
 pub use host::{InnerGuest, VirtualHost};

@@ -15,6 +15,8 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
 use crate::cgroup::CpuGroup;
 
 const OWNED: &str = "hint-lab-";
@@ -40,6 +42,21 @@ pub enum ProcessError {
         /// Why.
         source: io::Error,
     },
+}
+
+/// Lets this thread, and all that it starts from now on, use so many pCPUs only, also on a larger machine. Call it before the first
+/// process is started.
+///
+/// # Errors
+/// The kernel's.
+pub fn confine(pcpus: usize) -> rustix::io::Result<()> {
+    let allowed = sched_getaffinity(None)?;
+    let mut few = CpuSet::new();
+    (0..CpuSet::MAX_CPU)
+        .filter(|cpu| allowed.is_set(*cpu))
+        .take(pcpus)
+        .for_each(|cpu| few.set(cpu));
+    sched_setaffinity(None, &few)
 }
 
 /// A running helper process; dropping it kills it and waits for its end.

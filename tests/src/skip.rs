@@ -4,7 +4,7 @@ use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::Path;
 
-use crate::assets::{self, Assets};
+use crate::assets::{self, Assets, Kernel};
 use crate::cgroup::Controller;
 
 /// A capability that a test needs.
@@ -14,6 +14,8 @@ pub enum Need {
     Root,
     /// Everything that boots a guest: root, kernel, QEMU, vhost-device-vsock, a CPU controller.
     Guests,
+    /// The same, and the guest kernel with the mask of CPUs to avoid.
+    ParavirtGuests,
     /// `/dev/kvm`, readable and writable.
     Kvm,
     /// A kernel with debugfs; it need not be mounted.
@@ -30,10 +32,8 @@ impl Need {
     pub fn missing(self) -> Option<String> {
         match self {
             Self::Root => (!rustix::process::geteuid().is_root()).then(|| "root".to_owned()),
-            Self::Guests => Self::Root
-                .missing()
-                .or_else(|| Assets::find().err().map(|error| error.to_string()))
-                .or_else(|| Controller::find().err().map(|error| error.to_string())),
+            Self::Guests => guests(Kernel::Debian),
+            Self::ParavirtGuests => guests(Kernel::Paravirt),
             Self::Kvm => OpenOptions::new()
                 .read(true)
                 .write(true)
@@ -53,6 +53,13 @@ impl Need {
                 .or_else(|| Controller::find().err().map(|error| error.to_string())),
         }
     }
+}
+
+fn guests(kernel: Kernel) -> Option<String> {
+    Need::Root
+        .missing()
+        .or_else(|| Assets::find(kernel).err().map(|error| error.to_string()))
+        .or_else(|| Controller::find().err().map(|error| error.to_string()))
 }
 
 fn missing_program(names: &[&str]) -> Option<String> {

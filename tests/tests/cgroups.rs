@@ -19,6 +19,7 @@ use lab::lock;
 use lab::process::Process;
 use lab::skip::{self, Need};
 use lab::vm_process::VmProcess;
+use lab::{Guest, GuestSpec};
 
 const SOON: Duration = Duration::from_secs(60);
 
@@ -205,4 +206,83 @@ fn weights_quotas_siblings_and_moves_of_real_vms_are_seen() {
             .iter()
             .all(|group| group.path.is_empty() || !group.holds_vms)
     );
+}
+
+/// What a real v2 says, in a guest with a kernel of today. `cpuset` is enabled in its root already.
+const V2: &str = r#"
+set -e
+cp /usr/bin/lab-observe /tmp/qemu-system-x86_64
+cd /sys/fs/cgroup
+echo +cpu >cgroup.subtree_control
+mkdir machine machine/web machine/idle plain
+echo "+cpu +cpuset" >machine/cgroup.subtree_control
+echo 300 >machine/cpu.weight
+echo 0-1 >machine/cpuset.cpus
+echo 200 >machine/web/cpu.weight
+echo "150000 100000" >machine/web/cpu.max
+echo 1 >machine/idle/cpu.idle
+start() {
+    chrt -o 0 setsid /tmp/qemu-system-x86_64 vm "$2" -name "$1" </dev/null >/dev/null 2>&1 &
+    echo $! >"$3/cgroup.procs"
+    eval "$1=$!"
+    until [ "$(cat /proc/$!/task/*/comm | grep -c TCG)" = "$2" ]; do usleep 5000; done
+}
+start web 2 machine/web
+start idle 1 machine/idle
+start lost 1 plain
+# As libvirt does: threaded groups for each vCPU, whose cgroup.procs can't be read.
+for name in emulator vcpu0 vcpu1; do
+    mkdir machine/web/$name
+    echo threaded >machine/web/$name/cgroup.type
+done
+echo +cpu >machine/web/cgroup.subtree_control
+for task in /proc/$web/task/*; do
+    case $(cat $task/comm) in
+        "CPU 0/TCG") to=vcpu0 ;;
+        "CPU 1/TCG") to=vcpu1 ;;
+        *) to=emulator ;;
+    esac
+    echo "${task##*/}" >machine/web/$to/cgroup.threads
+done
+echo "25000 100000" >machine/web/vcpu0/cpu.max
+! cat machine/web/vcpu0/cgroup.procs 2>/dev/null
+# No CPU controller below this one.
+mkdir plain/inner
+echo $lost >plain/inner/cgroup.procs
+lab-observe groups
+"#;
+
+#[test]
+fn a_real_v2_is_read_with_threaded_and_idle_groups() {
+    let test = "a_real_v2_is_read_with_threaded_and_idle_groups";
+    if !skip::can_run(test, &[Need::Guests]) {
+        return;
+    }
+    let _cores = lock::cores().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("lab-observe");
+    lab::initramfs::strip(Path::new(env!("CARGO_BIN_EXE_lab-observe")), &program).unwrap();
+    let guest = Guest::boot(&GuestSpec {
+        programs: vec![program.display().to_string()],
+        ..GuestSpec::named("cgroups")
+    })
+    .unwrap();
+    let said = guest.sh(V2).unwrap();
+    for line in [
+        "group / weight ? quota max cpus 0-3 vms true used true",
+        "group /machine weight 300.0 quota max cpus 0-1 vms true used true",
+        "group /machine/idle weight 0.3 quota max cpus 0-1 vms true used true",
+        "group /machine/web weight 200.0 quota 1.50 cpus 0-1 vms true used true",
+        "group /plain weight 100.0 quota max cpus 0-3 vms true used true",
+        "group /workload weight 100.0 quota max cpus 0-3 vms false used true",
+        "vm web in /machine/web vcpus 1.25 shared 0 scattered false",
+        "vm idle in /machine/idle vcpus max shared 0 scattered false",
+        "vm lost in /plain vcpus max shared 0 scattered false",
+    ] {
+        assert!(
+            said.lines().any(|found| found == line),
+            "{line:?} is missing:\n{said}"
+        );
+    }
+    assert_eq!(said.lines().count(), 9, "{said}");
 }

@@ -13,6 +13,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use hint_broker::discover::{Discovery, Found};
+use hint_broker::entitle::Engine;
+use hint_broker::entitle::assemble::{Observed, VmClaim, assemble};
 use hint_broker::model::{Accelerator, Cpus, GroupTree, Limit, Vcpus, Vm};
 use hint_broker::observe::cgroups::Cgroups;
 use hint_broker::root::Root;
@@ -73,6 +75,31 @@ fn groups_until(cgroups: &mut Cgroups, vm: &Vm, wanted: (f64, Limit, Limit)) -> 
     }
 }
 
+/// What a VM that wants all its vCPUs gets of two idle pCPUs.
+fn share(found: &Found, tree: &GroupTree) -> f64 {
+    let all = Cpus::from(u32::try_from(found.affinity.len()).unwrap());
+    let claim = VmClaim {
+        demand: all,
+        shown: all,
+        floor: Cpus::ZERO,
+        weight: 100.0,
+        vcpus: found.affinity.values().cloned().map(Some).collect(),
+    };
+    let assembled = assemble(&Observed {
+        pcpus: &BTreeMap::from([(0, Cpus(1.0)), (1, Cpus(1.0))]),
+        tree,
+        used: &[],
+        vms: &BTreeMap::from([(found.vm.id, claim)]),
+    });
+    let mut engine = Engine::default();
+    let division = engine.divide(&assembled.host);
+    division.claimants[assembled.vms[&found.vm.id]]
+        .as_ref()
+        .unwrap()
+        .share
+        .0
+}
+
 /// A figure of `virsh schedinfo`.
 fn schedinfo(libvirt: &Libvirt, vm: &str, key: &str) -> i64 {
     let text = libvirt.virsh(&["schedinfo", vm]).unwrap();
@@ -125,6 +152,11 @@ fn a_vm_of_libvirt_is_due_what_virsh_says() {
     );
     assert!(tree.vms[&found.vm.id].shared_with.is_empty());
 
+    assert!(
+        (share(&found, &tree) - 1.0).abs() < 1e-6,
+        "two vCPUs, half a pCPU each"
+    );
+
     // Changes are followed, by the figures that virsh shows then.
     libvirt
         .virsh(&["schedinfo", "web-1", "--live", "--set", "cpu_shares=512"])
@@ -137,10 +169,11 @@ fn a_vm_of_libvirt_is_due_what_virsh_says() {
         .unwrap();
     libvirt.virsh(&["vcpupin", "web-1", "0", "1"]).unwrap();
     assert_eq!(as_virsh_says(), due(512, 25_000, -1));
-    groups_until(&mut cgroups, &found.vm, as_virsh_says());
-    scan_until(&mut discovery, is_web, |found| {
+    let tree = groups_until(&mut cgroups, &found.vm, as_virsh_says());
+    let found = scan_until(&mut discovery, is_web, |found| {
         found.affinity.values().all(|cpus| cpus.to_string() == "1")
     });
+    assert!((share(&found, &tree) - 0.5).abs() < 1e-6, "a quarter each");
 
     libvirt.virsh(&["destroy", "web-1"]).unwrap();
     let end = Instant::now() + SOON;

@@ -1,7 +1,8 @@
 //! The kernel's mask of CPUs to avoid, `/sys/devices/system/cpu/paravirt` (paravirt-CPU patch series).
 //!
 //! The file takes the CPUs to *avoid*; a newline clears it. The kernel refuses a mask of all online CPUs or of more CPUs
-//! than are online with EINVAL. Pinned tasks stay where they are. The file has one owner: this agent.
+//! than are online with EINVAL. Pinned tasks stay where they are. The file has one owner: this agent. But the kernel may take
+//! a CPU that goes offline out of the mask, and clears the mask when nothing else would be left.
 
 use std::path::Path;
 
@@ -67,7 +68,10 @@ impl Actuator for Paravirt {
             }
             for entry in &mut record.files {
                 if entry.author(&current) == Author::Other {
-                    tracing::warn!(found = current.trim(), "somebody else writes {PATH} too");
+                    tracing::warn!(
+                        found = current.trim(),
+                        "{PATH} is not as it was left: a CPU went offline, or somebody else writes it too"
+                    );
                 }
                 entry.will_write(&current, &text);
             }

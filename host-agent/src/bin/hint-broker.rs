@@ -8,6 +8,7 @@ use anyhow::Context;
 use clap::{Parser, Subcommand};
 use hint_broker::config::Config;
 use hint_broker::daemon;
+use hint_broker::doctor;
 use hint_broker::root::Root;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -36,12 +37,28 @@ enum Command {
         /// Configuration [default: /etc/hint-broker.toml, where it exists].
         config: Option<PathBuf>,
     },
+    /// Look at this host once and say whether the broker can work here. Exit code 0: enforcing would be safe; 2: it would not;
+    /// 1: doctor could not look.
+    Doctor {
+        /// Configuration [default: /etc/hint-broker.toml, where it exists].
+        #[arg(long)]
+        config: Option<PathBuf>,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+        /// Where proc and sys are.
+        #[arg(long, default_value = "/", hide = true)]
+        root: PathBuf,
+    },
 }
+
+/// Exit code of a diagnosis with something bad.
+const UNSAFE: u8 = 2;
 
 fn main() -> ExitCode {
     // Not anyhow's own report: with RUST_BACKTRACE set, a typo in the configuration would bring a backtrace.
     match start() {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("hint-broker: {error:#}");
             ExitCode::FAILURE
@@ -49,17 +66,36 @@ fn main() -> ExitCode {
     }
 }
 
-fn start() -> anyhow::Result<()> {
+fn start() -> anyhow::Result<ExitCode> {
     match Arguments::parse().command {
-        Command::Run { config, root } => run(Config::load(config.as_deref())?, Root::new(root)),
+        Command::Run { config, root } => run(Config::load(config.as_deref())?, Root::new(root))?,
         Command::CheckConfig { config } => {
             let config = Config::load(config.as_deref())?;
-            // A reader that has seen enough, like `head`, is no failure.
-            match writeln!(std::io::stdout(), "{config:#?}") {
-                Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-                written => written.context("can't print the configuration"),
+            print(&format!("{config:#?}\n")).context("can't print the configuration")?;
+        }
+        Command::Doctor { config, json, root } => {
+            let config = Config::load(config.as_deref())?;
+            let diagnosis = doctor::diagnose(&Root::new(root), &config);
+            let text = match json {
+                true => {
+                    serde_json::to_string_pretty(&diagnosis).context("can't write JSON")? + "\n"
+                }
+                false => diagnosis.to_string(),
+            };
+            print(&text).context("can't print the diagnosis")?;
+            if !diagnosis.enforce_is_safe {
+                return Ok(ExitCode::from(UNSAFE));
             }
         }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A reader that has seen enough, like `head`, is no failure.
+fn print(text: &str) -> std::io::Result<()> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        written => written,
     }
 }
 

@@ -11,7 +11,7 @@ use super::view::{Drawing, draw};
 use crate::config::Config;
 use crate::discover::{Discovery, Found, Scan};
 use crate::govern::{Decision, Governor, Input};
-use crate::model::{Hint, HostView, Mode, Tick, Topology, Vcpus, Vm, VmId};
+use crate::model::{Contention, Hint, HostView, Mode, Tick, Topology, Vcpus, Vm, VmId};
 use crate::observe::cgroups::{Cgroups, GroupScan};
 use crate::observe::rates::Rates;
 use crate::observe::{Observer, Sample, TopologyScan};
@@ -21,6 +21,9 @@ use crate::root::Root;
 
 /// How often CPU groups are read: `virsh` and systemd change them, and nobody does so often.
 const GROUPS_EVERY: Duration = Duration::from_secs(1);
+
+/// With this part of the supply idle, a host is calm.
+const CALM_IDLE: f64 = 0.25;
 
 /// A VM's counters since the broker saw it first.
 #[derive(Debug, Clone, Copy, Default)]
@@ -127,6 +130,23 @@ impl Host {
         self.report(publisher, &sampled);
         self.publish(&vms, publisher);
         self.view(publisher)
+    }
+
+    /// Time since the start.
+    pub(super) fn elapsed(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// Could nothing that matters happen soon? There is idle pCPU time to spare, and no guest is folded.
+    pub(super) fn is_calm(&self) -> bool {
+        let step = self.governor.last();
+        let spare = step.idle.zip(step.supply);
+        let spare = spare.is_some_and(|(idle, supply)| idle.0 >= CALM_IDLE * supply.0);
+        let folded = |(found, decision): (&Found, &Decision)| {
+            decision.usable.is_some() && decision.usable != vcpu_count(&found.vm)
+        };
+        let decided = self.scan.vms.iter().zip(&step.decisions);
+        spare && step.contention == Contention::None && !decided.into_iter().any(folded)
     }
 
     /// Sets the mode, with which the hints at hand are published at once.

@@ -1,17 +1,19 @@
 //! The daemon: runs the pipeline tick by tick, and the servers beside it. It decides nothing itself.
 
+mod cadence;
 mod host;
 mod inputs;
 mod view;
 
 use std::future::Future;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::{mpsc, watch};
-use tokio::time::MissedTickBehavior;
+use tokio::time::{Instant, sleep_until};
 
+use self::cadence::{Cadence, Pressure};
 use self::host::Host;
 use crate::config::Config;
 use crate::control::{Command, ControlError, ControlSocket};
@@ -24,6 +26,8 @@ use crate::root::Root;
 const CONTROL_MODE: u32 = 0o660;
 /// Commands that wait for the next tick.
 const COMMANDS: usize = 16;
+/// A tick that is later than this is late.
+const LATE: Duration = Duration::from_millis(5);
 
 /// Why the daemon can't run.
 #[derive(Debug, thiserror::Error)]
@@ -81,9 +85,14 @@ pub async fn run(
     let metrics = metrics
         .map(|metrics| tokio::spawn(metrics.serve(shown.clone(), until_closed(ended.clone()))));
     let control = tokio::spawn(control.serve(shown, commands, until_closed(ended)));
+    let pressure = Pressure::open(&root)
+        .inspect_err(|error| {
+            tracing::info!(%error, "the kernel doesn't tell when tasks wait for pCPUs: a quiet host is looked at as often as a busy one");
+        })
+        .ok();
     let host = Host::new(config, root, epoch);
     let result = tokio::select! {
-        () = pipeline(host, &publisher, &view, orders) => Ok(()),
+        () = pipeline(host, pressure, &publisher, &view, orders) => Ok(()),
         () = stop => Ok(()),
         // The task ends by itself only when its server does.
         result = control => result.unwrap_or(Ok(())),
@@ -100,28 +109,48 @@ pub async fn run(
 /// Ticks for ever.
 async fn pipeline(
     mut host: Host,
+    pressure: Option<Pressure>,
     publisher: &Publisher,
     view: &watch::Sender<Arc<HostView>>,
     mut orders: mpsc::Receiver<Command>,
 ) {
-    let mut ticker = tokio::time::interval(host.interval());
-    // After a late tick the next is a whole interval later: two samples too close to each other say nothing.
-    ticker.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut cadence = Cadence::new(host.interval(), pressure.is_some());
+    let mut last = Instant::now();
+    let mut next = last;
     loop {
         let order = tokio::select! {
-            _ = ticker.tick() => None,
+            () = sleep_until(next) => None,
+            () = rises(pressure.as_ref()), if cadence.is_quiet() => {
+                // Two samples too close to each other say nothing.
+                cadence.pressed();
+                next = Instant::now().max(last + cadence.interval());
+                continue;
+            }
             order = orders.recv() => order,
         };
         match order {
-            None => view.send_replace(Arc::new(host.tick(publisher))),
+            None => {
+                // After a late tick the next is a whole interval later.
+                let now = Instant::now();
+                last = if now > next + LATE { now } else { next };
+                view.send_replace(Arc::new(host.tick(publisher)));
+                cadence.looked(host.elapsed(), host.is_calm());
+                next = last + cadence.interval();
+            }
             Some(Command::SetMode { mode, done }) => {
                 let now = host.set_mode(mode, publisher);
-                let old = view.send_replace(Arc::new(now));
+                view.send_replace(Arc::new(now));
                 // Whoever asked may have gone meanwhile; the mode is set all the same.
                 let _ = done.send(());
-                old
             }
-        };
+        }
+    }
+}
+
+async fn rises(pressure: Option<&Pressure>) {
+    match pressure {
+        Some(pressure) => pressure.rises().await,
+        None => std::future::pending().await,
     }
 }
 

@@ -206,6 +206,10 @@ impl Discovery {
                 .and_then(|groups| scope::name(&groups))
                 .unwrap_or_default();
         }
+        // Not there yet, or not its own.
+        identity
+            .hybrid_socket
+            .take_if(|path| !is_its_own(&self.root, id.pid, path));
         if identity.hybrid_socket.is_none() && !identity.vhost_user_sockets.is_empty() {
             if seen.hybrid_socket.is_none() {
                 let back_ends = back_ends.get_or_insert_with(|| vhost_vsock_processes(&self.root));

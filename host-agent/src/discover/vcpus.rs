@@ -119,7 +119,7 @@ fn from_debugfs(root: &Root, pid: u32, fd: u32) -> Debugfs {
 pub(super) fn debugfs_problem(root: &Root) -> Option<String> {
     let path = root.path(DEBUGFS_KVM);
     let path = path.display();
-    let effect = "vCPU threads are told by their names only";
+    let effect = "vCPU threads are told by names, groups or QMP only";
     match root.list(DEBUGFS_KVM) {
         Ok(Some(_)) => None,
         Ok(None) => Some(format!(

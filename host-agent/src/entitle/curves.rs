@@ -21,6 +21,20 @@ pub(super) struct Child {
 }
 
 impl Child {
+    /// What it gets at a level where all floors are kept.
+    fn by_level(&self, level: f64) -> f64 {
+        (level * self.weight).max(self.floor).min(self.limit)
+    }
+
+    /// How fast that grows with the level.
+    fn slope_at(&self, level: f64) -> f64 {
+        if level >= self.floor / self.weight && level < self.limit / self.weight {
+            self.weight
+        } else {
+            0.0
+        }
+    }
+
     /// What it gets at a level, and how fast that grows with the root's level.
     pub(super) fn at(&self, level: &Level) -> (f64, f64) {
         let (by_weight, by_floor) = (level.level * self.weight, level.floors * self.floor);
@@ -47,10 +61,12 @@ pub(super) struct Level {
     pub(super) rise: f64,
     /// How fast the part of the floors does.
     pub(super) floors_rise: f64,
+    /// The knot where the piece begins on which the level lies.
+    pub(super) knot: usize,
 }
 
 impl Level {
-    /// The root's at `s`.
+    /// The root's at `s`, but for its knot.
     pub(super) fn of_root(s: f64) -> Self {
         if s < 0.0 {
             Self {
@@ -58,6 +74,7 @@ impl Level {
                 floors: 1.0 + s,
                 rise: 0.0,
                 floors_rise: 1.0,
+                knot: 0,
             }
         } else {
             Self {
@@ -65,6 +82,7 @@ impl Level {
                 floors: 1.0,
                 rise: if s.is_finite() { 1.0 } else { 0.0 },
                 floors_rise: 0.0,
+                knot: 0,
             }
         }
     }
@@ -78,6 +96,9 @@ struct Knot {
     /// Of the piece that begins here.
     slope: f64,
 }
+
+/// What the slope changes by at a knot, and for which leaf, if it is one.
+type Change = (f64, Option<usize>);
 
 /// See the module. All by leaf or branch of the [`Structure`].
 #[derive(Debug, Default)]
@@ -95,7 +116,9 @@ pub(super) struct Curves {
     floors: Vec<f64>,
     pub(super) limits: Vec<f64>,
     knots: Vec<Vec<Knot>>,
-    events: Vec<(f64, f64)>,
+    /// By branch and knot.
+    changes: Vec<Vec<Change>>,
+    events: Vec<(f64, f64, Option<usize>)>,
 }
 
 impl Curves {
@@ -146,6 +169,7 @@ impl Curves {
         self.limits.clear();
         self.limits.resize(count, 0.0);
         self.knots.resize_with(count, Vec::new);
+        self.changes.resize_with(count, Vec::new);
         for (index, branch) in structure.branches.iter().enumerate() {
             let Some(place) = branch.group else {
                 continue;
@@ -208,29 +232,38 @@ impl Curves {
         let children = branch
             .leaves
             .iter()
-            .map(|leaf| &leaves[*leaf])
-            .chain(branch.branches.iter().map(|child| &branches[*child]));
+            .map(|leaf| (&leaves[*leaf], Some(*leaf)))
+            .chain(
+                branch
+                    .branches
+                    .iter()
+                    .map(|child| (&branches[*child], None)),
+            );
         self.events.clear();
-        for child in children {
+        for (child, leaf) in children {
             if child.limit > child.floor {
                 if child.floor > 0.0 {
-                    self.events.push((child.floor / child.weight, child.weight));
+                    self.events
+                        .push((child.floor / child.weight, child.weight, leaf));
                 }
                 self.events
-                    .push((child.limit / child.weight, -child.weight));
+                    .push((child.limit / child.weight, -child.weight, leaf));
             }
         }
         self.events.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
         let knots = &mut self.knots[index];
+        let changes = &mut self.changes[index];
         knots.clear();
+        changes.clear();
         // From the end, where nobody grows any more, so that most weights are added and not taken off.
         let mut slope = 0.0;
-        for (at, change) in self.events.iter().rev() {
+        for (at, change, leaf) in self.events.iter().rev() {
             knots.push(Knot {
                 at: *at,
                 sum: 0.0,
                 slope,
             });
+            changes.push((*change, *leaf));
             slope = f64::max(slope - change, 0.0);
         }
         knots.push(Knot {
@@ -238,7 +271,9 @@ impl Curves {
             sum: 0.0,
             slope,
         });
+        changes.push((0.0, None));
         knots.reverse();
+        changes.reverse();
         let (mut at, mut sum, mut slope) = (0.0, self.floors[index], 0.0);
         for knot in knots {
             sum += (knot.at - at) * slope;
@@ -256,11 +291,13 @@ impl Curves {
                 floors: sum / floors,
                 rise: 0.0,
                 floors_rise: rise / floors,
+                knot: 0,
             };
         }
         let knots = &self.knots[branch];
         let after = knots.partition_point(|knot| knot.sum <= sum);
-        let (level, rise) = match after.checked_sub(1).map(|index| knots[index]) {
+        let at = after.saturating_sub(1);
+        let (level, rise) = match knots.get(at) {
             Some(knot) if after < knots.len() && knot.slope > 0.0 => {
                 (knot.at + (sum - knot.sum) / knot.slope, rise / knot.slope)
             }
@@ -271,12 +308,145 @@ impl Curves {
             floors: 1.0,
             rise,
             floors_rise: 0.0,
+            knot: at,
+        }
+    }
+
+    /// The level of a branch one of whose children is `new` instead of `old`; see [`Self::settle`]. Weights are the same, and
+    /// neither bound of `new` is lower.
+    pub(super) fn settle_changed(
+        &self,
+        branch: usize,
+        sum: f64,
+        rise: f64,
+        old: &Child,
+        new: &Child,
+    ) -> Level {
+        let floors = self.floors[branch] - old.floor + new.floor;
+        if sum < floors {
+            return Level {
+                level: 0.0,
+                floors: sum / floors,
+                rise: 0.0,
+                floors_rise: rise / floors,
+                knot: 0,
+            };
+        }
+        let more = |level: f64| new.by_level(level) - old.by_level(level);
+        let knots = &self.knots[branch];
+        // Rounding may put even the first knot, which is never missing, above the sum.
+        let after = knots
+            .partition_point(|knot| knot.sum + more(knot.at) <= sum)
+            .max(1);
+        let full = Level {
+            level: f64::INFINITY,
+            floors: 1.0,
+            rise: 0.0,
+            floors_rise: 0.0,
+            knot: after - 1,
+        };
+        let knot = knots[after - 1];
+        // The old child's own knots are among the branch's; the new one's may lie within the piece.
+        let others = knot.slope - old.slope_at(knot.at);
+        let end = knots.get(after).map_or(f64::INFINITY, |next| next.at);
+        let (mut at, mut value) = (knot.at, knot.sum + more(knot.at));
+        for next in [new.floor / new.weight, new.limit / new.weight, end] {
+            if next <= at {
+                continue;
+            }
+            let next = next.min(end);
+            let slope = (others + new.slope_at(at)).max(0.0);
+            if slope > 0.0 && (next.is_infinite() || value + slope * (next - at) > sum) {
+                return Level {
+                    level: at + (sum - value).max(0.0) / slope,
+                    rise: rise / slope,
+                    ..full
+                };
+            }
+            if next == end {
+                break;
+            }
+            value += slope * (next - at);
+            at = next;
+        }
+        if end.is_finite() {
+            // Rounding only: the next knot is the answer.
+            return Level {
+                level: end,
+                knot: after,
+                ..full
+            };
+        }
+        full
+    }
+
+    /// A branch with one child changed.
+    pub(super) fn changed_branch(&self, branch: usize, old: &Child, new: &Child) -> Child {
+        let floors = self.floors[branch] - old.floor + new.floor;
+        let limits = self.limits[branch] - old.limit + new.limit;
+        let limit = limits.min(self.caps[branch]);
+        Child {
+            weight: self.branches[branch].weight,
+            floor: self.group_floors[branch].max(floors).min(limit),
+            limit,
+        }
+    }
+
+    /// A leaf that wants all that it can use.
+    pub(super) fn wanting_all(&self, leaf: usize) -> Child {
+        Child {
+            weight: self.leaves[leaf].weight,
+            floor: self.promised[leaf].min(self.own_limit[leaf]),
+            limit: self.own_limit[leaf],
         }
     }
 
     /// The root's level from which nobody gets more.
     pub(super) fn top(&self) -> f64 {
         self.knots[0].last().map_or(0.0, |knot| knot.at)
+    }
+
+    /// The root's level at `s`.
+    pub(super) fn root_at(&self, s: f64) -> Level {
+        let after = self.knots[0].partition_point(|knot| knot.at <= s);
+        Level {
+            knot: after.saturating_sub(1),
+            ..Level::of_root(s)
+        }
+    }
+
+    pub(super) fn knot_count(&self, branch: usize) -> usize {
+        self.knots[branch].len()
+    }
+
+    pub(super) fn knot_at(&self, branch: usize, knot: usize) -> f64 {
+        self.knots[branch][knot].at
+    }
+
+    /// By knot of a branch, what some of its leaves get there and the slope after it; `floors` is the sum of their floors.
+    pub(super) fn table(
+        &self,
+        branch: usize,
+        floors: f64,
+        member: impl Fn(usize) -> bool,
+        table: &mut Vec<(f64, f64)>,
+    ) {
+        let knots = &self.knots[branch];
+        table.clear();
+        table.resize(knots.len(), (0.0, 0.0));
+        let mut slope = 0.0;
+        for ((change, leaf), entry) in self.changes[branch].iter().zip(table.iter_mut()).rev() {
+            entry.1 = slope;
+            if leaf.is_some_and(&member) {
+                slope = f64::max(slope - change, 0.0);
+            }
+        }
+        let (mut at, mut sum, mut slope) = (0.0, floors, slope);
+        for (knot, entry) in knots.iter().zip(table.iter_mut()) {
+            sum += (knot.at - at) * slope;
+            entry.0 = sum;
+            (at, slope) = (knot.at, entry.1);
+        }
     }
 
     /// The levels of some branches, parents first, at the root's level `s`.
@@ -287,7 +457,7 @@ impl Curves {
         s: f64,
         levels: &mut [Level],
     ) {
-        levels[0] = Level::of_root(s);
+        levels[0] = self.root_at(s);
         for branch in branches {
             let above = levels[structure.branches[*branch].parent];
             let (sum, rise) = self.branches[*branch].at(&above);
@@ -295,30 +465,25 @@ impl Curves {
         }
     }
 
-    /// What the claimants of some nodes get together, and how fast that rises.
-    pub(super) fn sum(
-        &self,
-        structure: &Structure,
-        nodes: &[usize],
-        levels: &[Level],
-    ) -> (f64, f64) {
-        let mut total = (0.0, 0.0);
-        for node in nodes {
-            let part = self.node(structure, *node, levels);
-            total = (total.0 + part.0, total.1 + part.1);
-        }
-        total
-    }
-
     /// What the claimants of a node get together, and how fast that rises.
     pub(super) fn node(&self, structure: &Structure, node: usize, levels: &[Level]) -> (f64, f64) {
         let mut total = (0.0, 0.0);
         for bucket in &structure.buckets[structure.nodes[node].buckets.clone()] {
-            let level = &levels[bucket.branch];
+            let level = levels[bucket.branch];
+            let (mut sum, mut weights, mut floors) = (0.0, 0.0, 0.0);
             for leaf in &self.leaves[bucket.leaves.clone()] {
-                let (sum, rise) = leaf.at(level);
-                total = (total.0 + sum, total.1 + rise);
+                let (by_weight, by_floor) = (level.level * leaf.weight, level.floors * leaf.floor);
+                sum += by_weight.max(by_floor).min(leaf.limit);
+                let grows = by_weight >= by_floor && by_weight < leaf.limit;
+                weights += if grows { leaf.weight } else { 0.0 };
+                floors += if by_weight < by_floor {
+                    leaf.floor
+                } else {
+                    0.0
+                };
             }
+            total.0 += sum;
+            total.1 += weights * level.rise + floors * level.floors_rise;
         }
         total
     }

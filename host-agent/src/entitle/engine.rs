@@ -1,10 +1,11 @@
 //! The division of a host's pCPU time: shares, targets and competing sets, from curves and flows.
 
-use super::curves::{Curves, Level};
-use super::division::{Bound, Division, Entitlement, Fault, FaultKind, Place};
+use super::curves::{Child, Curves, Level};
+use super::division::{self, Bound, Division, Entitlement, Fault, FaultKind};
 use super::report;
 use super::solve::Solution;
-use super::structure::Structure;
+use super::structure::{Leaf, Structure};
+use super::targets::Targets;
 use crate::model::{Cpus, Host};
 
 /// Differences below this are rounding.
@@ -19,6 +20,7 @@ pub struct Engine {
     shares: Shares,
     /// For targets that are divided anew.
     trial: Shares,
+    targets: Targets,
     reach: Vec<f64>,
     division: Division,
 }
@@ -26,66 +28,142 @@ pub struct Engine {
 impl Engine {
     /// Divides the pCPU time of `host`. The result is good until the next call.
     pub fn divide(&mut self, host: &Host) -> &Division {
-        self.structure.follow(host);
+        let changed = self.structure.follow(host);
+        if changed {
+            report::classes(host, &self.structure, &mut self.division);
+        }
         let Self {
             structure,
             curves,
             shares,
-            trial,
             reach,
             division,
+            ..
         } = self;
         division.faults.clear();
         division.faults.extend_from_slice(&structure.faults);
-        supply(
-            host,
-            structure,
-            &mut shares.solution.flow.supply,
-            &mut division.faults,
-        );
-        trial
-            .solution
-            .flow
-            .supply
-            .clone_from(&shares.solution.flow.supply);
+        let supply = &mut shares.solution.flow.supply;
+        find_supply(host, structure, supply, &mut division.faults);
         shares.solution.clear(structure);
         find_reach(structure, &mut shares.solution, reach);
         curves.fill(host, structure, reach, &mut division.faults);
         shares.divide(structure, curves, None);
         report::sets(host, structure, curves, &shares.solution, division);
+        report_broken_promises(structure, curves, &shares.shares, division);
+        self.report_shares(host);
+        // Targets last: some change the curves for a while.
+        self.shares.restore(&self.structure, &mut self.curves);
+        self.find_targets(host);
+        report::splits(&self.structure, &self.shares.solution, &mut self.division);
+        &self.division
+    }
+
+    /// Shares and what bound them; targets begin as the same.
+    fn report_shares(&mut self, host: &Host) {
+        let Self {
+            structure,
+            curves,
+            shares,
+            reach,
+            division,
+            ..
+        } = self;
         division.claimants.clear();
         division.claimants.resize(host.claimants.len(), None);
-        for (index, leaf) in structure.leaves.iter().enumerate() {
-            let share = shares.shares[index];
-            let bound = shares.bound(host, structure, curves, reach, index);
-            division.claimants[leaf.claimant] = Some(Entitlement {
-                share: Cpus(share),
-                share_bound: bound,
-                target: Cpus(share),
-                target_bound: bound,
-                set: report::set_of(structure, &shares.solution, division, leaf.node),
-                split: (0, 0),
-            });
+        for (index, node) in structure.nodes.iter().enumerate() {
+            let set = report::set_of(structure, &shares.solution, division, index);
+            let level = shares.rise(structure, curves, index);
+            for leaf in node.leaves.clone() {
+                let bound = match shares.fixed[leaf] {
+                    Some(level) => Bound::Level { level },
+                    None => bound_of(
+                        &Place {
+                            host,
+                            structure,
+                            curves,
+                            reach: reach[index],
+                        },
+                        leaf,
+                        &curves.leaves[leaf],
+                        shares.shares[leaf],
+                        (level, &shares.solution.levels),
+                    ),
+                };
+                division.claimants[structure.leaves[leaf].claimant] = Some(Entitlement {
+                    share: Cpus(shares.shares[leaf]),
+                    share_bound: bound,
+                    target: Cpus(shares.shares[leaf]),
+                    target_bound: bound,
+                    set,
+                    split: (0, 0),
+                });
+            }
         }
-        report_broken_promises(structure, curves, &shares.shares, division);
-        // Targets last: they change the curves for a while.
+    }
+
+    fn find_targets(&mut self, host: &Host) {
+        let Self {
+            structure,
+            curves,
+            shares,
+            trial,
+            targets,
+            reach,
+            division,
+        } = self;
+        targets.clear(structure);
+        let mut trial_is_ready = false;
         for (index, leaf) in structure.leaves.iter().enumerate() {
+            let (limit, own) = (shares.limits[index], curves.own_limit[index]);
             let Some(entitlement) = division.claimants[leaf.claimant].as_mut() else {
                 continue;
             };
-            let (limit, own) = (shares.limits[index], curves.own_limit[index]);
-            if own > limit + NEAR {
-                shares.restore(structure, curves);
-                curves.set_limit(structure, index, own);
-                trial.solution.clear(structure);
-                trial.divide(structure, curves, Some(index));
-                entitlement.target = Cpus(trial.shares[index].max(shares.shares[index]));
-                entitlement.target_bound = trial.bound(host, structure, curves, reach, index);
-                curves.set_limit(structure, index, limit);
+            if own <= limit + NEAR {
+                continue;
             }
+            let share = shares.shares[index];
+            let found = if shares.quotas {
+                None
+            } else {
+                targets.find(structure, curves, &mut shares.solution, index, share)
+            };
+            let place = |curves| Place {
+                host,
+                structure,
+                curves,
+                reach: reach[leaf.node],
+            };
+            if let Some(found) = found {
+                entitlement.target = Cpus(found.target.max(share));
+                entitlement.target_bound = bound_of(
+                    &place(curves),
+                    index,
+                    &curves.wanting_all(index),
+                    found.target,
+                    (found.level, targets.levels()),
+                );
+                continue;
+            }
+            if !trial_is_ready {
+                let supply = &shares.solution.flow.supply;
+                trial.solution.flow.supply.clone_from(supply);
+                trial_is_ready = true;
+            }
+            curves.set_limit(structure, index, own);
+            trial.solution.clear(structure);
+            trial.divide(structure, curves, Some(index));
+            let level = trial.rise(structure, curves, leaf.node);
+            entitlement.target = Cpus(trial.shares[index].max(share));
+            entitlement.target_bound = bound_of(
+                &place(curves),
+                index,
+                &curves.leaves[index],
+                trial.shares[index],
+                (level, &trial.solution.levels),
+            );
+            trial.restore(structure, curves);
+            curves.set_limit(structure, index, limit);
         }
-        report::splits(structure, &shares.solution, division);
-        &self.division
     }
 }
 
@@ -100,6 +178,8 @@ struct Shares {
     /// of the groups' quotas; with the level where they were held up.
     fixed: Vec<Option<f64>>,
     any_fixed: bool,
+    /// May the quota of a group bind?
+    quotas: bool,
     totals: Vec<f64>,
     most: Vec<Level>,
 }
@@ -117,10 +197,10 @@ impl Shares {
         self.any_fixed = false;
         self.shares.clear();
         self.shares.resize(count, 0.0);
-        let quotas = (0..structure.branches.len())
+        self.quotas = (0..structure.branches.len())
             .any(|branch| curves.caps[branch] + NEAR < curves.limits[branch]);
         let only = only
-            .filter(|_| !quotas)
+            .filter(|_| !self.quotas)
             .map(|leaf| structure.nodes[structure.leaves[leaf].node].component);
         // Each round fixes at least one leaf more.
         for _ in 0..=count {
@@ -130,7 +210,7 @@ impl Shares {
                     self.read(structure, curves, index);
                 }
             }
-            if !quotas || !self.fix(structure, curves) {
+            if !self.quotas || !self.fix(structure, curves) {
                 return;
             }
             self.any_fixed = true;
@@ -199,7 +279,10 @@ impl Shares {
                 }
                 let most = curves.leaves[index].at(&self.most[leaf.branch]).0;
                 if self.shares[index] + NEAR < most {
-                    held_up.push(index);
+                    // Once only: what its neighbours take then must not make it want less and less.
+                    if self.fixed[index].is_none() {
+                        held_up.push(index);
+                    }
                 } else if self.shares[index] + NEAR < curves.leaves[index].limit {
                     held_back = true;
                 }
@@ -216,56 +299,77 @@ impl Shares {
         found
     }
 
-    /// What kept a leaf from more.
-    fn bound(
-        &mut self,
-        host: &Host,
-        structure: &Structure,
-        curves: &Curves,
-        reach: &[f64],
-        index: usize,
-    ) -> Bound {
-        let leaf = &structure.leaves[index];
-        let share = self.shares[index];
-        if let Some(level) = self.fixed[index] {
-            return Bound::Level { level };
-        }
-        let child = &curves.leaves[index];
-        if share + NEAR >= child.limit {
-            let own = curves.own_limit[index];
-            let claimant = &host.claimants[leaf.claimant];
-            return if child.limit + NEAR < own {
-                Bound::Demand(Cpus(child.limit))
-            } else if let Some(cap) = claimant.cap.filter(|cap| cap.0 <= own) {
-                Bound::Quota(cap)
-            } else if reach[leaf.node] < leaf.threads.min(claimant.all.0) {
-                Bound::Cpuset(Cpus(reach[leaf.node]))
-            } else {
-                Bound::Threads(Cpus(own))
+    /// Raises the branches' levels to where a node stopped, and says where.
+    fn rise(&mut self, structure: &Structure, curves: &Curves, node: usize) -> f64 {
+        let level = self.solution.node_levels[node];
+        let component = &structure.components[structure.nodes[node].component];
+        let levels = &mut self.solution.levels;
+        curves.levels(structure, &component.branches, level, levels);
+        level
+    }
+}
+
+/// What a bound is found from.
+struct Place<'a> {
+    host: &'a Host,
+    structure: &'a Structure,
+    curves: &'a Curves,
+    /// What the claimant's pCPUs could give it alone.
+    reach: f64,
+}
+
+/// What kept a leaf, which may have what `child` says and got `share`, from more. It stopped at a level of the root; the branches'
+/// levels are those there.
+fn bound_of(
+    place: &Place<'_>,
+    leaf: usize,
+    child: &Child,
+    share: f64,
+    (level, levels): (f64, &[Level]),
+) -> Bound {
+    let Place {
+        host,
+        structure,
+        curves,
+        reach,
+    } = *place;
+    let Leaf {
+        claimant,
+        branch,
+        threads,
+        ..
+    } = structure.leaves[leaf];
+    if share + NEAR >= child.limit {
+        let own = curves.own_limit[leaf];
+        let claimant = &host.claimants[claimant];
+        return if child.limit + NEAR < own {
+            Bound::Demand(Cpus(child.limit))
+        } else if let Some(cap) = claimant.cap.filter(|cap| cap.0 <= own) {
+            Bound::Quota(cap)
+        } else if reach < threads.min(claimant.all.0) {
+            Bound::Cpuset(Cpus(reach))
+        } else {
+            Bound::Threads(Cpus(own))
+        };
+    }
+    let mut at = branch;
+    while at != 0 {
+        let inner = &structure.branches[at];
+        let (sum, _) = curves.branches[at].at(&levels[inner.parent]);
+        let cap = curves.caps[at];
+        if let Some(group) = inner.group.filter(|_| sum + NEAR >= cap) {
+            return Bound::GroupQuota {
+                group,
+                cap: Cpus(cap),
             };
         }
-        let s = self.solution.node_levels[leaf.node];
-        let component = &structure.components[structure.nodes[leaf.node].component];
-        curves.levels(structure, &component.branches, s, &mut self.solution.levels);
-        let mut branch = leaf.branch;
-        while branch != 0 {
-            let inner = &structure.branches[branch];
-            let (sum, _) = curves.branches[branch].at(&self.solution.levels[inner.parent]);
-            let cap = curves.caps[branch];
-            if let Some(group) = inner.group.filter(|_| sum + NEAR >= cap) {
-                return Bound::GroupQuota {
-                    group,
-                    cap: Cpus(cap),
-                };
-            }
-            branch = inner.parent;
-        }
-        let level = &self.solution.levels[leaf.branch];
-        if child.floor * level.floors > child.weight * level.level {
-            Bound::Reservation(Cpus(child.floor))
-        } else {
-            Bound::Level { level: s }
-        }
+        at = inner.parent;
+    }
+    let own = &levels[branch];
+    if child.floor * own.floors > child.weight * own.level {
+        Bound::Reservation(Cpus(child.floor))
+    } else {
+        Bound::Level { level }
     }
 }
 
@@ -277,7 +381,7 @@ fn is_below(structure: &Structure, mut branch: usize, above: usize) -> bool {
 }
 
 /// What each class can give.
-fn supply(host: &Host, structure: &Structure, supply: &mut Vec<f64>, faults: &mut Vec<Fault>) {
+fn find_supply(host: &Host, structure: &Structure, supply: &mut Vec<f64>, faults: &mut Vec<Fault>) {
     supply.clear();
     supply.extend(structure.classes.iter().map(|class| {
         let mut sum = 0.0;
@@ -286,7 +390,7 @@ fn supply(host: &Host, structure: &Structure, supply: &mut Vec<f64>, faults: &mu
                 sum += pcpu.supply.0.min(1.0);
             } else {
                 faults.push(Fault {
-                    place: Place::Pcpu(pcpu.id),
+                    place: division::Place::Pcpu(pcpu.id),
                     kind: FaultKind::Figure("supply", pcpu.supply.0),
                 });
             }
@@ -336,7 +440,7 @@ fn report_broken_promises(
         }
     };
     for (index, leaf) in structure.leaves.iter().enumerate() {
-        let place = Place::Claimant(leaf.claimant);
+        let place = division::Place::Claimant(leaf.claimant);
         report(place, curves.leaves[index].floor, shares[index]);
     }
     for (index, branch) in structure.branches.iter().enumerate() {
@@ -350,6 +454,10 @@ fn report_broken_promises(
             .filter(|(leaf, _)| is_below(structure, leaf.branch, index))
             .map(|(_, share)| share)
             .sum();
-        report(Place::Group(group), curves.branches[index].floor, kept);
+        report(
+            division::Place::Group(group),
+            curves.branches[index].floor,
+            kept,
+        );
     }
 }

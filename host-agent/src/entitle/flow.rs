@@ -244,6 +244,47 @@ impl Flow {
         }
     }
 
+    /// Copies what belongs to some nodes and classes into `saved`.
+    pub(super) fn save(
+        &self,
+        structure: &Structure,
+        nodes: &[usize],
+        classes: &[usize],
+        saved: &mut Vec<f64>,
+    ) {
+        saved.clear();
+        for node in nodes {
+            let strands = structure.nodes[*node].strands.clone();
+            saved.push(self.nodes[*node]);
+            saved.extend_from_slice(&self.strands[strands.clone()]);
+            saved.extend_from_slice(&self.arcs[structure.arcs_of(strands)]);
+        }
+        saved.extend(classes.iter().map(|class| self.classes[*class]));
+    }
+
+    /// Puts back what [`Self::save`] copied.
+    pub(super) fn restore(
+        &mut self,
+        structure: &Structure,
+        nodes: &[usize],
+        classes: &[usize],
+        saved: &[f64],
+    ) {
+        let mut saved = saved.iter().copied();
+        let mut put = |place: &mut f64| *place = saved.next().unwrap_or(0.0);
+        for node in nodes {
+            let strands = structure.nodes[*node].strands.clone();
+            put(&mut self.nodes[*node]);
+            self.strands[strands.clone()].iter_mut().for_each(&mut put);
+            self.arcs[structure.arcs_of(strands)]
+                .iter_mut()
+                .for_each(&mut put);
+        }
+        for class in classes {
+            put(&mut self.classes[*class]);
+        }
+    }
+
     /// Marks what more for some nodes would have to be taken from; ask with [`Flow::marked_node`] and the like.
     pub(super) fn mark(&mut self, structure: &Structure, from: &[usize]) {
         self.stamp += 1;

@@ -9,9 +9,11 @@ pub mod demand;
 mod division;
 mod engine;
 mod flow;
+mod parts;
 mod report;
 mod solve;
 mod structure;
+mod targets;
 
 pub use self::division::{
     Bound, Class, ClassId, CompetingSet, Division, Entitlement, Fault, FaultKind, Place,

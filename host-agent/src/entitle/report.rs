@@ -7,7 +7,25 @@ use super::solve::Solution;
 use super::structure::Structure;
 use crate::model::{Cpus, Host};
 
-/// Fills in the classes and the sets.
+/// Fills in the classes, but for their supplies and sets.
+pub(super) fn classes(host: &Host, structure: &Structure, division: &mut Division) {
+    division.classes.clear();
+    for class in &structure.classes {
+        let pcpus: Vec<u32> = class
+            .pcpus
+            .iter()
+            .map(|place| host.pcpus[*place].id)
+            .collect();
+        division.classes.push(Class {
+            id: ClassId(pcpus[0]),
+            pcpus,
+            supply: Cpus::ZERO,
+            set: 0,
+        });
+    }
+}
+
+/// Fills in the sets, and the classes' supplies and sets.
 pub(super) fn sets(
     host: &Host,
     structure: &Structure,
@@ -32,10 +50,9 @@ pub(super) fn sets(
             }
         }
     }
-    division.classes.clear();
     division.sets.clear();
     let mut tight_place: Vec<Option<usize>> = vec![None; solution.tight.len()];
-    for (index, class) in structure.classes.iter().enumerate() {
+    for index in 0..structure.classes.len() {
         let lead = root(&leader, index);
         let known = match solution.class_sets[index] {
             Some(tight) => tight_place[tight],
@@ -59,16 +76,8 @@ pub(super) fn sets(
         let supply = Cpus(flow.supply[index]);
         division.sets[set].classes.push(index);
         division.sets[set].supply = division.sets[set].supply + supply;
-        division.classes.push(Class {
-            id: ClassId(host.pcpus[class.pcpus[0]].id),
-            pcpus: class
-                .pcpus
-                .iter()
-                .map(|place| host.pcpus[*place].id)
-                .collect(),
-            supply,
-            set,
-        });
+        division.classes[index].supply = supply;
+        division.classes[index].set = set;
     }
     add_demand(host, structure, curves, solution, division);
 }
@@ -98,16 +107,16 @@ fn add_demand(
     }
 }
 
-/// What each leaf shows that it wants, as far as its quota and its groups' allow. More than its pCPUs could give counts in full:
-/// that is what contention is.
+/// What each leaf shows that it wants, as far as its threads, its quota and its groups' quotas allow. More threads than pCPUs
+/// are demand above supply.
 fn shown(host: &Host, structure: &Structure, curves: &Curves) -> Vec<f64> {
     let mut shown: Vec<f64> = structure
         .leaves
         .iter()
         .map(|leaf| {
             let claimant = &host.claimants[leaf.claimant];
-            let cap = claimant.cap.map_or(f64::INFINITY, |cap| cap.0.max(0.0));
-            claimant.shown.0.max(0.0).min(cap)
+            let quota = claimant.cap.map_or(f64::INFINITY, |cap| cap.0.max(0.0));
+            claimant.shown.0.max(0.0).min(quota).min(leaf.threads)
         })
         .collect();
     let mut sums = vec![0.0; structure.branches.len()];
@@ -212,8 +221,7 @@ fn arcs(
     structure: &Structure,
     strands: std::ops::Range<usize>,
 ) -> impl Iterator<Item = (usize, usize)> + '_ {
-    let range =
-        structure.strands[strands.start].arcs.start..structure.strands[strands.end - 1].arcs.end;
+    let range = structure.arcs_of(strands);
     range.map(|arc| (arc, structure.arcs[arc].1))
 }
 

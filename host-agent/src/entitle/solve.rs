@@ -7,6 +7,7 @@
 
 use super::curves::{Curves, Level};
 use super::flow::{Flow, TINY};
+use super::parts::Parts;
 use super::structure::{Component, Structure};
 
 /// What may be missing of what all want before it counts as not served.
@@ -34,6 +35,7 @@ pub(super) struct Solution {
     pub(super) tight: Vec<Tight>,
     pub(super) levels: Vec<Level>,
     wants: Vec<f64>,
+    parts: Parts,
     order: Vec<usize>,
     /// Nodes that stopped and whose flow others must work round.
     held: Vec<usize>,
@@ -164,12 +166,13 @@ impl Solution {
         bound: f64,
     ) -> f64 {
         let nodes = &self.order[range.0..range.1];
-        let levels = &mut self.levels;
+        let (parts, levels) = (&mut self.parts, &mut self.levels);
+        parts.set(structure, curves, nodes, &component.branches);
         let mut at = |s: f64| {
             curves.levels(structure, &component.branches, s, levels);
-            curves.sum(structure, nodes, levels)
+            parts.sum(structure, curves, levels)
         };
-        find_level(curves.top(), bound, &mut at)
+        find_level(f64::NAN, curves.top(), bound, &mut at)
     }
 
     /// Serves the nodes of a range with what they get at the branches' levels; who lacks something is in `missing` then.
@@ -262,26 +265,33 @@ impl Solution {
 }
 
 /// Where a piecewise linear function that never falls reaches `bound`, from −1 to `top`; infinite if it never exceeds it. The
-/// function says its value and its slope, and is asked last where the answer lies.
-pub(super) fn find_level(top: f64, bound: f64, at: &mut impl FnMut(f64) -> (f64, f64)) -> f64 {
-    if at(f64::INFINITY).0 <= bound + TINY {
-        return f64::INFINITY;
-    }
-    let (mut low, mut high) = (0.0, top);
-    let mut guess = 0.0;
-    let mut from = at(guess);
-    if from.0 > bound {
-        (low, high) = (-1.0, 0.0);
-    }
+/// function says its value and its slope, and is asked last where the answer lies. `hint`, if positive and
+/// not above `top`, is near the answer, and there is one.
+pub(super) fn find_level(
+    hint: f64,
+    top: f64,
+    bound: f64,
+    at: &mut impl FnMut(f64) -> (f64, f64),
+) -> f64 {
     let near = 1e-13 * bound.max(1.0);
+    let (mut low, mut high) = (-1.0, top);
+    let mut guess = if hint > 0.0 && hint <= top { hint } else { 0.0 };
+    let mut from = at(guess);
+    let mut asked_last = true;
+    if guess == 0.0 && from.0 <= bound + near {
+        if at(f64::INFINITY).0 <= bound + TINY {
+            return f64::INFINITY;
+        }
+        asked_last = false;
+    }
     for step in 0..STEPS {
         if (from.0 - bound).abs() <= near {
-            return guess;
+            break;
         }
         if from.0 < bound {
-            low = f64::max(low, guess);
+            low = guess;
         } else {
-            high = f64::min(high, guess);
+            high = guess;
         }
         let newton = guess + (bound - from.0) / from.1;
         // Newton's steps land on the answer once they are on its piece; halving keeps them from wandering.
@@ -295,6 +305,10 @@ pub(super) fn find_level(top: f64, bound: f64, at: &mut impl FnMut(f64) -> (f64,
         }
         guess = next;
         from = at(guess);
+        asked_last = true;
+    }
+    if !asked_last {
+        at(guess);
     }
     guess
 }

@@ -1,7 +1,7 @@
 //! What follows from groups and cpusets alone: the tree in walking order, pCPUs by class, claimants by the classes that they
 //! may use, and the components that share no pCPU. It is built anew only when one of those changes.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -196,7 +196,7 @@ impl Structure {
     fn build_tree(&mut self, host: &Host) -> Vec<Mask> {
         let words = host.pcpus.len().div_ceil(64);
         let mut all = vec![0; words];
-        let mut seen = CpuSet::new();
+        let mut seen = HashSet::new();
         for (index, pcpu) in host.pcpus.iter().enumerate() {
             if seen.insert(pcpu.id) {
                 all[index / 64] |= 1 << (index % 64);
@@ -432,7 +432,7 @@ impl Structure {
             }
         }
         let mut by_class: HashMap<usize, Vec<usize>> = HashMap::new();
-        let mut seen = CpuSet::new();
+        let mut seen = HashSet::new();
         for (index, pcpu) in host.pcpus.iter().enumerate() {
             if seen.insert(pcpu.id) {
                 by_class.entry(class_of[index]).or_default().push(index);
@@ -456,8 +456,7 @@ impl Structure {
     fn build_components(&mut self) {
         let mut leader: Vec<usize> = (0..self.classes.len()).collect();
         for node in &self.nodes {
-            let arcs = self.strands[node.strands.start].arcs.start
-                ..self.strands[node.strands.end - 1].arcs.end;
+            let arcs = self.arcs_of(node.strands.clone());
             let first = root(&leader, self.arcs[arcs.start].1);
             for (_, class) in &self.arcs[arcs] {
                 let other = root(&leader, *class);
@@ -493,6 +492,14 @@ impl Structure {
             above.sort_unstable();
             above.dedup();
             component.branches = above;
+        }
+    }
+
+    /// The arcs of neighbouring strands.
+    pub(super) fn arcs_of(&self, strands: Range<usize>) -> Range<usize> {
+        match strands.clone().last() {
+            Some(last) => self.strands[strands.start].arcs.start..self.strands[last].arcs.end,
+            None => 0..0,
         }
     }
 

@@ -206,6 +206,9 @@ impl Moment<'_> {
         if !folded {
             let least = with_room(rounded, vcpus, target, wants, deviation);
             state.room = least.saturating_sub(rounded);
+        } else if state.fills(now) {
+            // It was seen while its load began: its vCPUs don't rest.
+            state.room = 0;
         }
         let usable = rounded
             .saturating_add(more)

@@ -83,6 +83,11 @@ impl VmState {
         self.in_use(vm, vcpus) < vcpus && self.demand.is_saturated()
     }
 
+    /// Does it fill what it was folded to, as figures show that are all later than the fold?
+    pub(super) fn fills(&self, now: Duration) -> bool {
+        now >= self.settled_at && self.demand.is_saturated()
+    }
+
     /// What it shows that it wants in the last tick, without headroom.
     pub(super) fn shown(&self, vm: &VmInput, vcpus: u32) -> Cpus {
         if self.is_hungry(vm, vcpus) {

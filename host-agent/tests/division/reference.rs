@@ -270,9 +270,10 @@ impl<'a> Reference<'a> {
     }
 
     /// The shares when each wants up to its limit. Where members of a group can't use their part of its quota because their
-    /// pCPUs are full, it goes to the others.
+    /// pCPUs are full, it goes to the others: then each such member, once, is taken to want what it got.
     pub(crate) fn shares(&self, limits: &[f64]) -> Vec<f64> {
         let mut now = limits.to_vec();
+        let mut fixed = vec![false; now.len()];
         loop {
             let (shares, _) = self.fill(&now);
             let most = self.curve(&now, self.top(&now));
@@ -282,14 +283,22 @@ impl<'a> Reference<'a> {
                     .filter(|index| self.takes_part(*index) && self.is_below(*index, group))
                     .collect();
                 let total: f64 = members.iter().map(|index| shares[*index]).sum();
-                let left = inner.cap.is_some_and(|cap| total + TINY < cap.0);
+                let (groups, claimants) = self.children(Some(group));
+                let groups = groups.iter().map(|child| self.group_bounds(&now, *child).1);
+                let wanted: f64 = groups
+                    .chain(claimants.iter().map(|child| now[*child]))
+                    .sum();
+                let left = inner
+                    .cap
+                    .is_some_and(|cap| total + TINY < cap.0 && cap.0 + TINY < wanted);
                 let held_back = members.iter().any(|index| {
                     shares[*index] + TINY >= most[*index] && shares[*index] + TINY < now[*index]
                 });
                 if left && held_back {
                     for index in members {
-                        if shares[index] + TINY < most[index] {
+                        if shares[index] + TINY < most[index] && !fixed[index] {
                             next[index] = shares[index];
+                            fixed[index] = true;
                         }
                     }
                 }

@@ -1,5 +1,7 @@
 //! The demonstration: two real guests on two pCPUs, hackbench in both at once, with and without hints in turn.
 //!
+//! Boots of the same guests differ in speed, so each round has guests and a broker of its own.
+//!
 //! It ends with a line `speed-up with hints: 2.13x (...)`, from the times that the guests' own hackbench reports, and fails when
 //! the guests were not folded to one vCPU each.
 
@@ -11,15 +13,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use hint_broker::ctl::{HostState, render_table};
 use hint_proto::v1;
-use lab::{Broker, BrokerSpec, Guest, GuestSpec, lock};
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use lab::{Broker, BrokerSpec, Guest, GuestSpec, lock, process};
 
 const PCPUS: usize = 2;
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 5;
 const GUESTS: [&str; 2] = ["vm1", "vm2"];
-/// Messages that each of hackbench's senders passes: twenty seconds and more without hints, so that the second before a fold
-/// counts for little.
-const LOOPS: u32 = 1500;
+/// Messages that each of hackbench's senders passes to each receiver: twenty seconds without hints, so that the second before a
+/// fold counts for little.
+const LOOPS: u32 = 600;
 /// A guest that runs less than this has nothing left of the last round to do.
 const QUIET_MILLI_CPUS: u64 = 300;
 const LIVE: Duration = Duration::from_millis(500);
@@ -50,24 +51,38 @@ impl Arm {
     }
 }
 
-/// What a round gave.
+/// What one arm of a round gave.
 #[derive(Debug)]
-struct Round {
+struct Run {
     seconds: [f64; 2],
     /// Both guests really used one vCPU, for reason of contention, at the same time.
     folded: bool,
 }
 
-impl Round {
+impl Run {
     fn mean(&self) -> f64 {
         self.seconds.iter().sum::<f64>() / 2.0
     }
 }
 
 fn main() -> anyhow::Result<()> {
-    confine().context("can't confine the demonstration to two pCPUs")?;
+    process::confine(PCPUS).context("can't confine the demonstration to two pCPUs")?;
     let _cores = lock::cores()?;
-    println!("Booting two guests with 4 vCPUs each on {PCPUS} pCPUs ...");
+    println!(
+        "Two guests with 4 vCPUs each on {PCPUS} pCPUs, hackbench in both at once: {ROUNDS} rounds, each without and with hints.\n\
+         RUN, DELAY (waiting for a pCPU) and TARGET (the guest's share) are in CPUs. USABLE is what the broker wants, APPLIED what\n\
+         the guest really uses; without hints it is not told.\n"
+    );
+    let mut measured: Vec<(Arm, Run)> = Vec::new();
+    for number in 1..=ROUNDS {
+        measured.extend(round(number)?);
+    }
+    report(&measured)
+}
+
+/// Boots the guests and measures both arms; the order changes, so that neither arm gains by a machine that grows slower or faster.
+fn round(number: usize) -> anyhow::Result<[(Arm, Run); 2]> {
+    println!("Round {number} of {ROUNDS}: booting the guests ...");
     let specs = GUESTS.map(|name| GuestSpec::named(name).with_agent(&["run"]));
     let guests = Guest::boot_all(&specs)?;
     let broker = Broker::start(&BrokerSpec {
@@ -75,46 +90,25 @@ fn main() -> anyhow::Result<()> {
         ..BrokerSpec::default()
     })?;
     wait_for_agents(&broker)?;
-    println!(
-        "Both are up and their agents connected. hackbench runs in both at once, {ROUNDS} rounds each way, in turn.\n"
-    );
-    println!(
-        "RUN, DELAY (waiting for a pCPU) and TARGET (the guest's share) are in CPUs. USABLE is what the broker wants, APPLIED what\n\
-         the guest really uses; in rounds without hints it is not told.\n"
-    );
-    let mut rounds: Vec<(Arm, Round)> = Vec::new();
-    for number in 1..=ROUNDS {
-        // The order changes, so that neither arm gains by a machine that grows slower or faster.
-        let arms = if number % 2 == 1 {
-            [Arm::Without, Arm::With]
-        } else {
-            [Arm::With, Arm::Without]
-        };
-        for arm in arms {
-            let round = run(&broker, &guests, arm, number)?;
-            println!(
-                "round {number} {:<14} {} {:.2} s   {} {:.2} s\n",
-                arm.name(),
-                GUESTS[0],
-                round.seconds[0],
-                GUESTS[1],
-                round.seconds[1]
-            );
-            rounds.push((arm, round));
-        }
-    }
-    report(&rounds).with_context(|| format!("the broker's log:\n{}", broker.log()))
-}
-
-/// Lets this process and all that it starts use two pCPUs only, also on a larger machine.
-fn confine() -> rustix::io::Result<()> {
-    let allowed = sched_getaffinity(None)?;
-    let mut two = CpuSet::new();
-    (0..CpuSet::MAX_CPU)
-        .filter(|cpu| allowed.is_set(*cpu))
-        .take(PCPUS)
-        .for_each(|cpu| two.set(cpu));
-    sched_setaffinity(None, &two)
+    let one = |arm| -> anyhow::Result<(Arm, Run)> {
+        let run = run(&broker, &guests, arm, number)
+            .with_context(|| format!("the broker's log:\n{}", broker.log()))?;
+        println!(
+            "round {number} {:<14} {} {:.2} s   {} {:.2} s\n",
+            arm.name(),
+            GUESTS[0],
+            run.seconds[0],
+            GUESTS[1],
+            run.seconds[1]
+        );
+        Ok((arm, run))
+    };
+    let [first, second] = if number % 2 == 1 {
+        [Arm::Without, Arm::With]
+    } else {
+        [Arm::With, Arm::Without]
+    };
+    Ok([one(first)?, one(second)?])
 }
 
 fn wait_for_agents(broker: &Broker) -> anyhow::Result<()> {
@@ -143,7 +137,7 @@ fn wait_for_agents(broker: &Broker) -> anyhow::Result<()> {
     }
 }
 
-fn run(broker: &Broker, guests: &[Guest], arm: Arm, number: usize) -> anyhow::Result<Round> {
+fn run(broker: &Broker, guests: &[Guest], arm: Arm, number: usize) -> anyhow::Result<Run> {
     settle(broker, guests)?;
     broker.set_mode(arm.mode())?;
     let done = AtomicBool::new(false);
@@ -165,7 +159,7 @@ fn run(broker: &Broker, guests: &[Guest], arm: Arm, number: usize) -> anyhow::Re
             .join()
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         let seconds = seconds?;
-        Ok(Round {
+        Ok(Run {
             seconds: [seconds[0], seconds[1]],
             folded,
         })
@@ -234,17 +228,14 @@ fn both_folded(state: &HostState) -> bool {
     state.vms.iter().filter(folded).count() == GUESTS.len()
 }
 
-fn report(rounds: &[(Arm, Round)]) -> anyhow::Result<()> {
+fn report(runs: &[(Arm, Run)]) -> anyhow::Result<()> {
     let of = |arm: Arm| {
-        rounds
-            .iter()
+        runs.iter()
             .filter(move |(of, _)| *of == arm)
-            .map(|(_, round)| round)
+            .map(|(_, run)| run)
     };
     for arm in [Arm::Without, Arm::With] {
-        let times: Vec<String> = of(arm)
-            .map(|round| format!("{:.2}", round.mean()))
-            .collect();
+        let times: Vec<String> = of(arm).map(|run| format!("{:.2}", run.mean())).collect();
         println!(
             "{:<14} {} s, median {:.2} s (mean of both guests, each round)",
             arm.name(),
@@ -252,9 +243,9 @@ fn report(rounds: &[(Arm, Round)]) -> anyhow::Result<()> {
             median(of(arm))
         );
     }
-    let folded = of(Arm::With).filter(|round| round.folded).count();
+    let folded = of(Arm::With).filter(|run| run.folded).count();
     println!("folded to 1 vCPU each for contention: {folded} of {ROUNDS} rounds with hints");
-    if of(Arm::Without).any(|round| round.folded) {
+    if of(Arm::Without).any(|run| run.folded) {
         bail!("guests were folded in a round without hints");
     }
     ensure!(
@@ -266,8 +257,8 @@ fn report(rounds: &[(Arm, Round)]) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn median<'a>(rounds: impl Iterator<Item = &'a Round>) -> f64 {
-    let mut times: Vec<f64> = rounds.map(Round::mean).collect();
+fn median<'a>(runs: impl Iterator<Item = &'a Run>) -> f64 {
+    let mut times: Vec<f64> = runs.map(Run::mean).collect();
     times.sort_by(f64::total_cmp);
     times[times.len() / 2]
 }

@@ -12,6 +12,8 @@ use super::{Guest, GuestError, Output, TAIL_LINES, lock};
 /// Long enough for any small command in a loaded guest on a loaded machine.
 const COMMAND_DEADLINE: Duration = Duration::from_secs(60);
 
+const MASK: &str = "/sys/devices/system/cpu/paravirt";
+
 /// Status of a command that the guest killed.
 const KILLED: u8 = 128 + 9;
 
@@ -94,6 +96,22 @@ impl Guest {
     /// As [`Guest::sh`].
     pub fn work_cpus(&self) -> Result<CpuSet, GuestError> {
         self.cpu_list("/sys/fs/cgroup/workload/cpuset.cpus.effective")
+    }
+
+    /// The CPUs that tasks avoid, by the kernel's mask.
+    ///
+    /// # Errors
+    /// As [`Guest::sh`]; also with a kernel without a mask.
+    pub fn avoided_cpus(&self) -> Result<CpuSet, GuestError> {
+        self.cpu_list(MASK)
+    }
+
+    /// Has tasks avoid these CPUs, given as a list; none with an empty one.
+    ///
+    /// # Errors
+    /// As [`Guest::sh`]; also with a kernel without a mask, and when the kernel refuses the list.
+    pub fn avoid(&self, list: &str) -> Result<(), GuestError> {
+        self.sh(&format!("echo {} >{MASK}", quoted(list))).map(drop)
     }
 
     /// The CPUs that a task of the guest may use now.

@@ -90,7 +90,7 @@ impl Guest {
         // It may be built first, which is no part of the boot.
         let agent = spec.agent_binary()?;
         let start = Instant::now();
-        let assets = Assets::find()?;
+        let assets = Assets::find(spec.kernel)?;
         let temporary = std::env::temp_dir();
         for orphan in process::orphans(&temporary) {
             // It may be another user's, or just be removed by another test.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::assets;
+use crate::assets::{self, Kernel};
 
 use super::GuestError;
 
@@ -11,7 +11,9 @@ use super::GuestError;
 pub struct GuestSpec {
     /// Name of the guest: letters, digits and `-`, at most 32. Tests that run at once may use the same one.
     pub name: String,
-    /// vCPUs, 1 to 255; the default is 4.
+    /// The kernel that it boots; by default Debian's.
+    pub kernel: Kernel,
+    /// vCPUs, 1 to 255 (64 with [`Kernel::Paravirt`]); the default is 4.
     pub vcpus: u32,
     /// Memory in MiB; the default is 512.
     pub memory_mib: u32,
@@ -23,7 +25,7 @@ pub struct GuestSpec {
     pub agent: Option<AgentSpec>,
     /// More programs of the host to put into /usr/bin, by name or path, with the shared libraries that they need.
     pub programs: Vec<String>,
-    /// More kernel modules, each after those it needs: paths below `kernel/` of the module folder, without `.ko.xz`.
+    /// More kernel modules, which only [`Kernel::Debian`] has, each after those it needs: paths below `kernel/` of the module folder, without `.ko.xz`.
     pub modules: Vec<String>,
     /// More files: where each is on the host, and where in the guest.
     pub files: Vec<(PathBuf, PathBuf)>,
@@ -59,6 +61,7 @@ impl GuestSpec {
     pub fn named(name: &str) -> Self {
         Self {
             name: name.to_owned(),
+            kernel: Kernel::default(),
             vcpus: 4,
             memory_mib: 512,
             topology: None,
@@ -70,6 +73,13 @@ impl GuestSpec {
             kernel_args: Vec::new(),
             qemu_args: Vec::new(),
         }
+    }
+
+    /// The same guest with another kernel.
+    #[must_use]
+    pub fn with_kernel(mut self, kernel: Kernel) -> Self {
+        self.kernel = kernel;
+        self
     }
 
     /// The same guest with an agent that starts with these arguments.
@@ -99,6 +109,18 @@ impl GuestSpec {
         }
         if !(1..=255).contains(&self.vcpus) {
             return wrong("1 to 255 vCPUs", self.vcpus.to_string());
+        }
+        if self.kernel == Kernel::Paravirt && self.vcpus > 64 {
+            return wrong(
+                "at most 64 vCPUs with the lab's own kernel",
+                self.vcpus.to_string(),
+            );
+        }
+        if self.kernel == Kernel::Paravirt && !self.modules.is_empty() {
+            return wrong(
+                "no modules with the lab's own kernel",
+                self.modules.join(", "),
+            );
         }
         if self.memory_mib < 128 {
             return wrong("at least 128 MiB of memory", self.memory_mib.to_string());
@@ -173,6 +195,16 @@ mod tests {
             },
             GuestSpec {
                 vcpus: 256,
+                ..good.clone()
+            },
+            GuestSpec {
+                vcpus: 65,
+                kernel: Kernel::Paravirt,
+                ..good.clone()
+            },
+            GuestSpec {
+                modules: vec!["drivers/block/loop".to_owned()],
+                kernel: Kernel::Paravirt,
                 ..good.clone()
             },
             GuestSpec {

@@ -184,6 +184,8 @@ impl QuotaFiles {
         };
         let (limit, expected) = match &mut self.period {
             None => (values::cpu_max(&quota), "a quota or max, and a period"),
+            // Most groups have no limit, and no need for its period.
+            Some(_) if quota.trim() == "-1" => return Ok(Limit::None),
             Some(period) => {
                 let period = period.read_again(root)?.unwrap_or_default();
                 let expected = "-1, or a quota with its period in cpu.cfs_period_us";

@@ -7,6 +7,7 @@
 mod files;
 mod membership;
 mod mounts;
+mod rates;
 mod values;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,6 +16,7 @@ use std::time::Duration;
 use self::files::{GroupFiles, QuotaFiles, Standing, Values};
 use self::membership::{Place, ancestors, parent};
 use self::mounts::{Hierarchies, Hierarchy};
+pub use self::rates::GroupRates;
 use crate::model::{CpuGroup, Cpus, GroupTree, Limit, Vcpus, Vm, VmGroup, VmId};
 use crate::root::{ReadError, Root};
 

@@ -114,11 +114,12 @@ impl Mount {
 /// Is another mount on top of this one, or of one that it lies in?
 fn is_hidden(mount: &Mount, mounts: &[Mount]) -> bool {
     let covers = |upper: &Mount, parent: u32, point: &Path| {
-        upper.parent == parent && point.starts_with(&upper.point)
+        // The first mount of all is its own parent.
+        upper.parent == parent && upper.id != parent && point.starts_with(&upper.point)
     };
     if mounts
         .iter()
-        .any(|upper| upper.id != mount.id && covers(upper, mount.id, &mount.point))
+        .any(|upper| covers(upper, mount.id, &mount.point))
     {
         return true;
     }
@@ -257,6 +258,16 @@ mod tests {
                       25 20 0:25 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n\
                       30 1 8:1 / / rw - ext4 /dev/sda1 rw\n";
         assert_eq!(places(booted)[0], at(Version::V2, "/sys/fs/cgroup"));
+    }
+
+    #[test]
+    fn a_machine_that_stays_in_its_initramfs_hides_nothing() {
+        let found = places(
+            "1 1 0:2 / / rw - rootfs rootfs rw\n\
+             21 1 0:20 / /sys rw - sysfs sysfs rw\n\
+             25 21 0:25 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+        );
+        assert_eq!(found[0], at(Version::V2, "/sys/fs/cgroup"));
     }
 
     #[test]

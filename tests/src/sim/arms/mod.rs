@@ -62,6 +62,7 @@ pub enum Name {
     /// The kernel's steal governor.
     StealGovernor,
     /// An earlier form of it.
+    #[value(name = "steal-governor-2025")]
     StealGovernor2025,
     /// As many vCPUs fewer as steal says.
     Stealmon,

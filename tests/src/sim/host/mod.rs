@@ -54,7 +54,7 @@ struct Pcpu {
     number: usize,
     current: Option<usize>,
     queue: Vec<usize>,
-    /// What a thread that comes new starts from; never falls.
+    /// The least virtual time of its threads, from which one that comes starts; never falls.
     base: f64,
     charged_at: Nanos,
     slice_end: Nanos,
@@ -203,10 +203,12 @@ impl Host {
             let thread = &mut self.threads[current];
             thread.run += time;
             thread.virtual_time += time as f64 / self.groups.all[thread.group].thread_weight;
-            if place.queue.is_empty() {
-                place.base = place.base.max(thread.virtual_time);
-            }
-            let group = thread.group;
+            let (group, running) = (thread.group, thread.virtual_time);
+            let first = self
+                .first(pcpu)
+                .map_or(running, |(_, first)| first.min(running));
+            let place = &mut self.pcpus[pcpu];
+            place.base = place.base.max(first);
             if self.groups.charge(group, time) {
                 self.interrupt_throttled();
             }
@@ -473,7 +475,10 @@ impl Host {
         if to == 0 {
             self.groups.weigh(now);
         }
-        let loads: Vec<f64> = (0..self.pcpus.len()).map(|pcpu| self.load(pcpu)).collect();
+        // Real loads tremble; exact ones that differ by a hair would favour the same thread for ever.
+        let loads: Vec<f64> = (0..self.pcpus.len())
+            .map(|pcpu| self.load(pcpu) * (0.97 + 0.06 * self.rng.f64()))
+            .collect();
         let here = loads[to];
         let best = self.fullest(to, |place| loads[place.number]);
         let Some((from, most)) = best.filter(|(_, most)| *most > UNEVEN * here) else {
