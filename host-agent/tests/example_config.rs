@@ -52,11 +52,15 @@ fn the_example_uncommented_holds_the_defaults() {
     let examples = VmPolicy {
         name: None,
         uuid: None,
+        weight: None,
+        max_usable: None,
+        usable: None,
         hybrid_socket: None,
         ..vm.clone()
     };
     assert_eq!(examples, VmPolicy::default());
     assert!(vm.name.is_some() && vm.uuid.is_some() && vm.hybrid_socket.is_some());
+    assert!(vm.weight.is_some() && vm.max_usable.is_some() && vm.usable.is_some());
 }
 
 #[test]

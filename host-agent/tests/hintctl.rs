@@ -113,7 +113,10 @@ async fn explain_says_why() {
         said.contains("usable: 1 of 4 vCPUs, because: contention"),
         "{said}"
     );
-    assert!(said.contains("its share of 2.00 CPUs is 1.00"), "{said}");
+    assert!(
+        said.contains("its share gives 1 of 4 vCPUs, share 1.00 at weight 100"),
+        "{said}"
+    );
 }
 
 #[tokio::test]

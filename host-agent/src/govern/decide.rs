@@ -65,6 +65,8 @@ impl Moment<'_> {
             // What was only shown cost the guest nothing, so it counts against no budget.
             state.enforced = vm.enforced;
             state.damper.start_anew();
+            state.more.clear();
+            state.room = 0;
         }
         if self.classes.load_ended(self.index) {
             state.damper.load_ended(now);

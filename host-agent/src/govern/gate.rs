@@ -30,7 +30,7 @@ const ALWAYS_WANTED: f64 = 1.05;
 /// small supply no more than a quarter.
 const IDLE_PART: f64 = 0.05;
 const IDLE_LEAST: f64 = 0.25;
-const IDLE_WINDOW: Duration = Duration::from_secs(2);
+pub(super) const IDLE_WINDOW: Duration = Duration::from_secs(2);
 /// Idle time above this part, and this absolute, is given to guests that fill their vCPUs ...
 const LOOSE_PART: f64 = 0.015;
 const LOOSE_LEAST: f64 = 0.12;

@@ -194,6 +194,7 @@ impl Governor {
             };
             let in_use = state.in_use(vm, vcpus);
             state.demand.push(tick.at, tick.interval, rates, in_use);
+            state.note_hunger(tick.at, vm, vcpus);
         }
         self.pcpus.push(tick.interval, tick.pcpus.as_deref())
     }
@@ -328,8 +329,11 @@ fn give(
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     // the cast saturates, and NaN gives 0
     let each = (idle.0 / hungry.len().max(1) as f64).ceil() as u32;
+    // Time that was idle before a guest had anything to do was not kept from it.
     for index in hungry.iter() {
-        vms[*index].more.raise(now, each);
+        if vms[*index].hungered(now) {
+            vms[*index].more.raise(now, each);
+        }
     }
     !hungry.is_empty()
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::damping::Damper;
-use super::gate::{Figure, Gate, Idle, Left};
+use super::gate::{Figure, Gate, IDLE_WINDOW, Idle, Left};
 use super::input::{AgentState, VmInput};
 use crate::entitle::demand::Demand;
 use crate::model::{Cpus, VmId};
@@ -42,6 +42,7 @@ pub(super) struct VmState {
     settled_at: Duration,
     satisfied_since: Option<Duration>,
     starves_since: Option<Duration>,
+    hungry_since: Option<Duration>,
     pub(super) starved: Spared,
     pub(super) failed: Spared,
 }
@@ -61,6 +62,7 @@ impl VmState {
             settled_at: Duration::ZERO,
             satisfied_since: None,
             starves_since: None,
+            hungry_since: None,
             starved: Spared::default(),
             failed: Spared::default(),
         }
@@ -86,6 +88,21 @@ impl VmState {
     /// Does it fill what it was folded to, as figures show that are all later than the fold?
     pub(super) fn fills(&self, now: Duration) -> bool {
         now >= self.settled_at && self.demand.is_saturated()
+    }
+
+    /// Notes since when it has been hungry.
+    pub(super) fn note_hunger(&mut self, now: Duration, vm: &VmInput, vcpus: u32) {
+        self.hungry_since = if self.is_hungry(vm, vcpus) {
+            self.hungry_since.or(Some(now))
+        } else {
+            None
+        };
+    }
+
+    /// Has it been hungry for so long that the idle time of that while was its to use?
+    pub(super) fn hungered(&self, now: Duration) -> bool {
+        self.hungry_since
+            .is_some_and(|since| now.saturating_sub(since) >= IDLE_WINDOW)
     }
 
     /// What it shows that it wants in the last tick, without headroom.
