@@ -47,6 +47,10 @@ pub struct Demand {
     saturated: bool,
     in_use: u32,
     settled_at: Duration,
+    /// Means over the window, made anew with each tick.
+    mean_wanted: Cpus,
+    mean_run: Cpus,
+    mean_run_delay: Cpus,
     load_since: Duration,
     rests: bool,
     starts: VecDeque<Duration>,
@@ -63,9 +67,15 @@ impl Demand {
             wanted: rates.wanted,
             variance: rates.variance,
         });
-        self.figures
-            .retain(|figure| at.saturating_sub(figure.at) < LONG_WINDOW);
-        if self.latest_two() > RISEN * self.mean(WINDOW, |figure| figure.wanted).0 {
+        while let Some(first) = self.figures.front()
+            && at.saturating_sub(first.at) >= LONG_WINDOW
+        {
+            self.figures.pop_front();
+        }
+        self.mean_wanted = self.mean(WINDOW, |figure| figure.wanted);
+        self.mean_run = self.mean(WINDOW, |figure| figure.run);
+        self.mean_run_delay = self.mean(WINDOW, |figure| figure.run_delay);
+        if self.latest_two() > RISEN * self.mean_wanted.0 {
             self.load_since = at.saturating_sub(2 * interval);
         }
         self.note_start(at, rates.wanted.0 / f64::from(in_use.max(1)));
@@ -118,12 +128,11 @@ impl Demand {
         self.saturated
     }
 
-    /// What its vCPUs would run if nothing made them wait: the mean of the last half second, or that of the last two ticks once those fall below half of it,
-    /// or rise above twice.
+    /// What its vCPUs would run if nothing made them wait: the mean of the last half second, or that of the last two ticks once
+    /// those fall below half of it, or rise above twice.
     #[must_use]
     pub fn measured(&self) -> Cpus {
-        let wanted = |figure: &Figure| figure.wanted;
-        let mean = self.mean(WINDOW, wanted);
+        let mean = self.mean_wanted;
         let now = Cpus(self.latest_two());
         if now.0 < FALLEN * mean.0 || now.0 > RISEN * mean.0 {
             now
@@ -177,13 +186,13 @@ impl Demand {
     /// Mean of what ran over the last half second.
     #[must_use]
     pub fn run(&self) -> Cpus {
-        self.mean(WINDOW, |figure| figure.run)
+        self.mean_run
     }
 
     /// Mean of what waited over the last half second.
     #[must_use]
     pub fn run_delay(&self) -> Cpus {
-        self.mean(WINDOW, |figure| figure.run_delay)
+        self.mean_run_delay
     }
 
     /// Mean of what ran over the last second, and not before `since`.
@@ -204,7 +213,8 @@ impl Demand {
         let recent = self
             .figures
             .iter()
-            .filter(|figure| last.at - figure.at < window);
+            .rev()
+            .take_while(|figure| last.at - figure.at < window);
         let (mut sum, mut time) = (0.0, 0.0);
         for figure in recent {
             sum += value(figure).0 * figure.interval.as_secs_f64();

@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use super::SHOWN_OVER;
 use super::claims::for_each_pcpu;
 use super::gate::{Figure, Gate, Idle, Left};
 use super::input::Input;
@@ -20,6 +21,8 @@ struct State {
     /// Places of its pCPUs.
     places: Vec<usize>,
     gate: Gate,
+    /// Idle time, as it is shown.
+    idle: Cpus,
     /// Contention ended in this step.
     left: Option<Left>,
 }
@@ -63,6 +66,7 @@ impl Classes {
                     .iter()
                     .find(|state| state.pcpus.contains(&class.id.0))
                     .map_or_else(Gate::default, |state| state.gate.clone()),
+                idle: Cpus::ZERO,
                 left: None,
             })
             .collect();
@@ -114,6 +118,7 @@ impl Classes {
                 idle: Cpus(idle_of(state)),
             };
             state.gate.push(class.supply, figure);
+            state.idle = state.gate.idle_over(SHOWN_OVER).unwrap_or(Cpus::ZERO);
         }
     }
 
@@ -189,12 +194,9 @@ impl Classes {
             .any(|state| state.left == Some(Left::LoadEnded))
     }
 
-    /// Idle time of the classes that a VM may use, over so long.
-    pub(super) fn idle(&self, vm: usize, window: Duration) -> Cpus {
-        let idle = self
-            .states_of(vm)
-            .map(|state| state.gate.idle_over(window).unwrap_or(Cpus::ZERO));
-        idle.sum()
+    /// Idle time of the classes that a VM may use.
+    pub(super) fn idle(&self, vm: usize) -> Cpus {
+        self.states_of(vm).map(|state| state.idle).sum()
     }
 
     /// How much idle time would end a VM's contention: the least of its classes.

@@ -8,7 +8,7 @@ use super::gate::{Gate, wanted_bound};
 use super::input::{AgentState, VmInput};
 use super::rounding::{LEFT_OFF_LEAST, Round, Rounding, with_room};
 use super::state::VmState;
-use super::{Decision, SHOWN_OVER, ancestors};
+use super::{Decision, ancestors};
 use crate::entitle::{Bound, Division, Entitlement};
 use crate::model::{BoundBy, Contention, Cpus, Group, Pool, Rule, Turn, Why};
 
@@ -93,9 +93,7 @@ impl Moment<'_> {
                 turns: [None; 2],
             },
             contention,
-            spare: self
-                .division
-                .map(|_| self.classes.idle(self.index, SHOWN_OVER)),
+            spare: self.division.map(|_| self.classes.idle(self.index)),
             run: fresh.then(|| state.demand.run()),
             run_delay: fresh.then(|| state.demand.run_delay()),
             demand: vm
