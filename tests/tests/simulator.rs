@@ -361,18 +361,35 @@ fn compare(scenario: &Scenario) -> Summary {
     summary(&broker, &none)
 }
 
-/// What must hold in each scenario: throughput of the pool and of each VM against no hints, changes a minute and VM.
+/// What must hold in each scenario: throughput of the pool and of each VM against no hints, of the latter also without what it
+/// did beyond its share, and changes a minute and VM.
 struct Bounds {
     pool: f64,
     vm: f64,
+    due: f64,
     changes: f64,
 }
 
 const BOUNDS: Bounds = Bounds {
     pool: 0.99,
     vm: 0.95,
+    due: 0.95,
     changes: 1.0,
 };
+/// Where bursts are faster than the budget for changes.
+const BURSTS: Bounds = Bounds {
+    changes: 5.0,
+    ..BOUNDS
+};
+
+/// The same, but for a VM that does less: so that it does not become worse unseen.
+fn at_least(vm: f64, bounds: &Bounds) -> Bounds {
+    Bounds {
+        vm,
+        due: vm,
+        ..*bounds
+    }
+}
 
 fn hold(name: &str, bounds: &Bounds) {
     let found = compare(&read(name));
@@ -387,6 +404,11 @@ fn hold(name: &str, bounds: &Bounds) {
         "{} did {:.3}",
         found.worst_vm_name,
         found.worst_vm
+    );
+    assert!(
+        found.worst_due >= bounds.due,
+        "a VM did {:.3} of its due",
+        found.worst_due
     );
     assert!(
         found.changes_most <= bounds.changes,
@@ -421,26 +443,24 @@ fn rounding_does_not_swing_at_its_edge() {
 }
 
 #[test]
-#[ignore = "missed: one of the two VMs does 0.945 of what it did without hints"]
+fn bursts_in_turn_swing_nothing() {
+    hold("f3-antiphase", &at_least(0.92, &BURSTS));
+}
+
+#[test]
+#[ignore = "missed: one of the two VMs does 0.931 of what it did without hints, and 0.996 of its due"]
 fn bursts_in_turn_lose_nothing() {
-    hold(
-        "f3-antiphase",
-        &Bounds {
-            changes: 5.0,
-            ..BOUNDS
-        },
-    );
+    hold("f3-antiphase", &BURSTS);
 }
 
 #[test]
 fn bursts_beside_computing_lose_nothing() {
-    hold(
-        "f3-beside-computing",
-        &Bounds {
-            changes: 5.0,
-            ..BOUNDS
-        },
-    );
+    hold("f3-beside-computing", &BURSTS);
+}
+
+#[test]
+fn a_sleeper_gets_its_share() {
+    hold("f4-sleeper", &at_least(0.93, &BOUNDS));
 }
 
 #[test]
@@ -450,39 +470,30 @@ fn a_sleeper_loses_nothing_to_its_peers() {
 }
 
 #[test]
-#[ignore = "missed: the wave's VM does 0.938 of what it did without hints"]
 fn a_slow_square_wave_is_damped() {
-    hold(
-        "f5-square-wave-a",
-        &Bounds {
-            changes: 5.0,
-            ..BOUNDS
-        },
-    );
+    hold("f5-square-wave-a", &BURSTS);
+}
+
+#[test]
+fn a_square_wave_of_seconds_swings_nothing() {
+    hold("f5-square-wave-b", &at_least(0.88, &BURSTS));
 }
 
 #[test]
 #[ignore = "missed: the wave's VM does 0.897 of what it did without hints"]
-fn a_square_wave_of_seconds_is_damped() {
-    hold(
-        "f5-square-wave-b",
-        &Bounds {
-            changes: 5.0,
-            ..BOUNDS
-        },
-    );
+fn a_square_wave_of_seconds_loses_nothing() {
+    hold("f5-square-wave-b", &BURSTS);
+}
+
+#[test]
+fn a_fast_square_wave_swings_nothing() {
+    hold("f5-square-wave-c", &at_least(0.92, &BURSTS));
 }
 
 #[test]
 #[ignore = "missed: the wave's VM does 0.939 of what it did without hints"]
-fn a_fast_square_wave_is_damped() {
-    hold(
-        "f5-square-wave-c",
-        &Bounds {
-            changes: 5.0,
-            ..BOUNDS
-        },
-    );
+fn a_fast_square_wave_loses_nothing() {
+    hold("f5-square-wave-c", &BURSTS);
 }
 
 #[test]
@@ -511,7 +522,6 @@ fn a_quota_is_nobody_else_s_loss() {
 }
 
 #[test]
-#[ignore = "missed: the pool does 0.977 of what it did without hints"]
 fn groups_have_their_weights() {
     hold("groups", &BOUNDS);
 }
@@ -522,16 +532,29 @@ fn folding_pays_where_locks_are_held() {
 }
 
 /// Time from a step of load until all VMs have the count that they keep.
+///
+/// Nobody knows where in a tick the step is, so the worst of three places counts.
 fn settles(name: &str, wanted: &[usize]) -> f64 {
-    let outcome = simulate(&read(name), Name::Broker).unwrap();
+    [0.0, 0.03, 0.06]
+        .map(|later| settles_after(name, later, wanted))
+        .into_iter()
+        .fold(0.0, f64::max)
+}
+
+fn settles_after(name: &str, later: f64, wanted: &[usize]) -> f64 {
+    let mut scenario = read(name);
+    for step in scenario.vms.iter_mut().flat_map(|vm| &mut vm.steps) {
+        step.at += later;
+    }
+    let outcome = simulate(&scenario, Name::Broker).unwrap();
     let found: Vec<usize> = outcome
         .vms
         .iter()
         .map(|vm| usable_at(vm, outcome.end))
         .collect();
     assert_eq!(found, wanted);
-    let time = settling_time(&outcome, 10.0, outcome.end);
-    println!("{name}: {time:.2} s");
+    let time = settling_time(&outcome, 10.0 + later, outcome.end);
+    println!("{name}, {later} s later: {time:.2} s");
     time
 }
 
@@ -542,7 +565,6 @@ fn eight_to_two_takes_half_a_second() {
 }
 
 #[test]
-#[ignore = "missed: 1.3 s"]
 fn ninety_six_to_sixty_four_takes_half_a_second() {
     let time = settles("settle-96-to-64", &[64, 32]);
     assert!(time <= 0.5, "{time} s");

@@ -13,6 +13,8 @@ const WINDOW: Duration = Duration::from_millis(500);
 /// A load that ends or begins is plain after two ticks: those are below, or above, so many times the mean.
 const FALLEN: f64 = 0.5;
 const RISEN: f64 = 2.0;
+/// A tick with so many times what the one before it showed is the first whole one of a load, or the one in which it began.
+const GREW: f64 = 1.25;
 /// A VM swings when it went from wanting less than the first part of its vCPUs in use to more than the second, so often in so long.
 const RESTS: f64 = 0.25;
 const WORKS: f64 = 0.75;
@@ -59,6 +61,7 @@ pub struct Demand {
 impl Demand {
     /// Takes the figures of one tick; `in_use` is the number of vCPUs that the guest really uses.
     pub fn push(&mut self, at: Duration, interval: Duration, rates: &VmRates, in_use: u32) {
+        let before = self.latest();
         self.figures.push_back(Figure {
             at,
             interval,
@@ -76,7 +79,10 @@ impl Demand {
         self.mean_run = self.mean(WINDOW, |figure| figure.run);
         self.mean_run_delay = self.mean(WINDOW, |figure| figure.run_delay);
         if self.latest_two() > RISEN * self.mean_wanted.0 {
-            self.load_since = at.saturating_sub(2 * interval);
+            // The one before tells of the time before the load, too.
+            let began = rates.wanted.0 > GREW * before.0;
+            let ticks = if began { 1 } else { 2 };
+            self.load_since = at.saturating_sub(ticks * interval);
         }
         self.note_start(at, rates.wanted.0 / f64::from(in_use.max(1)));
         if in_use != self.in_use {
@@ -313,6 +319,19 @@ mod tests {
         assert!(demand.swings());
         feed(&mut demand, 101, 2.0, 2.0, 4);
         assert!(!demand.swings(), "that was ten seconds ago");
+    }
+
+    #[test]
+    fn the_tick_in_which_a_load_begins_is_no_rest_of_it() {
+        let mut demand = Demand::default();
+        feed(&mut demand, 10, 0.0, 0.0, 8);
+        feed(&mut demand, 1, 1.0, 3.0, 8);
+        feed(&mut demand, 1, 2.0, 6.0, 8);
+        let (mean, deviation) = demand.spread(Duration::ZERO);
+        assert_eq!((mean, deviation), (Cpus(8.0), Cpus(0.0)));
+        feed(&mut demand, 1, 2.0, 6.0, 8);
+        let (mean, deviation) = demand.spread(Duration::ZERO);
+        assert_eq!((mean, deviation), (Cpus(8.0), Cpus(0.0)));
     }
 
     #[test]

@@ -197,7 +197,11 @@ impl Moment<'_> {
         let now = self.now;
         let target = share.target;
         let in_use = state.in_use(vm, vcpus);
-        let more = state.more.vcpus(now);
+        let mut more = state.more.vcpus(now);
+        if more == 0 && state.is_short(now, in_use, vcpus, target) {
+            state.more.raise(now, 1);
+            more = state.more.vcpus(now);
+        }
         let rounded = state.damper.steady(target, share.rounding);
         // What it did before its pCPUs were full tells of the time before its load began.
         let full_since = self.full_since(state, quota);

@@ -26,6 +26,8 @@ const WANTED: [(Duration, f64); 2] = [
     (Duration::from_millis(500), ALWAYS_WANTED),
 ];
 const ALWAYS_WANTED: f64 = 1.05;
+/// ... and in each tick of the last moment.
+const SURE: Duration = Duration::from_millis(200);
 /// It is idle when, over the idle window, more than this was: the larger of a part of the supply and an absolute, but of a
 /// small supply no more than a quarter.
 const IDLE_PART: f64 = 0.05;
@@ -211,6 +213,8 @@ impl Gate {
             self.covered(*window) >= window.mul_f64(0.9)
                 && busy.is_some_and(|busy| busy >= FULL)
                 && wanted.is_some_and(|wanted| wanted > *least)
+                // While a load still begins, shares are not what they will be.
+                && self.recent(SURE).all(|figure| figure.wanted > *least)
         });
         found.map(|(window, _)| *window)
     }
@@ -309,6 +313,22 @@ mod tests {
         assert_eq!(pool.run(20, 1.0, 0.9), Contention::None);
         assert_eq!(pool.run(4, 0.0, 2.4), Contention::None);
         assert_eq!(pool.run(1, 0.0, 2.4), Contention::Contended);
+    }
+
+    #[test]
+    fn a_load_that_still_begins_is_waited_for() {
+        let mut pool = Pool::new();
+        assert_eq!(pool.run(20, 0.0, 2.0), Contention::None);
+        assert_eq!(
+            pool.run(1, 0.0, 3.0),
+            Contention::None,
+            "began in this tick"
+        );
+        assert_eq!(pool.run(1, 0.0, 4.0), Contention::Contended);
+        let mut pool = Pool::new();
+        assert_eq!(pool.run(20, 0.0, 2.0), Contention::None);
+        assert_eq!(pool.run(1, 0.0, 8.0), Contention::None);
+        assert_eq!(pool.run(1, 0.0, 8.0), Contention::Contended);
     }
 
     #[test]

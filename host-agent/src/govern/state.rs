@@ -18,6 +18,11 @@ const SATISFIED_FOR: Duration = Duration::from_secs(2);
 /// After a fold, means still tell of the time before.
 const SETTLE: Duration = Duration::from_millis(700);
 const STARVED_FOR: Duration = Duration::from_secs(2);
+/// A folded VM that wants its vCPUs and runs less than it is due by more than this part, and this absolute, for so long, has
+/// too few of them to get it: what others run comes in between.
+const SHORT_PART: f64 = 0.025;
+const SHORT_LEAST: f64 = 0.10;
+const SHORT_FOR: Duration = Duration::from_secs(2);
 /// A VM that starved, or whose agent failed, is left unfolded for so long at first, and no longer than the second.
 const SPARED: Duration = Duration::from_secs(60);
 const SPARED_MOST: Duration = Duration::from_secs(960);
@@ -44,6 +49,7 @@ pub(super) struct VmState {
     settled_at: Duration,
     satisfied_since: Option<Duration>,
     starves_since: Option<Duration>,
+    short_since: Option<Duration>,
     /// When it filled its vCPUs in use last.
     filled_at: Option<Duration>,
     pub(super) starved: Spared,
@@ -65,6 +71,7 @@ impl VmState {
             settled_at: Duration::ZERO,
             satisfied_since: None,
             starves_since: None,
+            short_since: None,
             filled_at: None,
             starved: Spared::default(),
             failed: Spared::default(),
@@ -139,6 +146,30 @@ impl VmState {
             return false;
         }
         now - *self.satisfied_since.get_or_insert(now) >= SATISFIED_FOR
+    }
+
+    /// Does a folded VM fill its vCPUs, and yet run a little less than it is due, for some time? One vCPU alone is as many as two
+    /// threads that wait for each other can use.
+    pub(super) fn is_short(
+        &mut self,
+        now: Duration,
+        in_use: u32,
+        vcpus: u32,
+        target: Cpus,
+    ) -> bool {
+        let due = target.0.min(f64::from(in_use));
+        let short = due - self.demand.run().0 > SHORT_LEAST.max(SHORT_PART * due);
+        let folded = in_use > 1 && in_use < vcpus && now >= self.settled_at;
+        if !(folded && short && self.demand.is_saturated()) {
+            self.short_since = None;
+            return false;
+        }
+        let since = *self.short_since.get_or_insert(now);
+        let is_short = now - since >= SHORT_FOR;
+        if is_short {
+            self.short_since = None;
+        }
+        is_short
     }
 
     /// Has a folded VM lost by it, for some time? Either it wants its vCPUs and runs much less than it is due, so its peers take

@@ -463,6 +463,25 @@ fn a_guest_that_loses_by_folding_is_unfolded_again() {
 }
 
 #[test]
+fn a_folded_guest_that_runs_a_little_less_than_it_is_due_gets_a_vcpu_more() {
+    // One that does not fold comes in between.
+    let mut other = busy(8);
+    other.agent = false;
+    let mut rig = Rig::new(8, &[other, busy(8)]);
+    rig.run(3.0);
+    assert_eq!(rig.usable(), [8, 4]);
+    rig.skew = 0.05;
+    rig.run(5.0);
+    assert_eq!(rig.usable(), [8, 5]);
+    rig.run(60.0);
+    assert_eq!(rig.usable(), [8, 5], "once, though it did not help");
+    let mut rig = Rig::new(2, &[other, busy(4)]);
+    rig.skew = 0.15;
+    rig.run(60.0);
+    assert_eq!(rig.usable(), [8, 1], "one vCPU stays one");
+}
+
+#[test]
 fn a_guest_that_wants_less_than_its_share_is_not_folded() {
     let mut sleeper = busy(4);
     sleeper.threads = 0.8;
