@@ -10,7 +10,7 @@ SHELL := /bin/bash
 GUEST_TARGET := x86_64-unknown-linux-gnu
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build agent check test test-full demo
+.PHONY: help setup build agent check test test-full bench demo
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ test: setup build ## set up, build, run the tests, list what was skipped
 
 test-full: TEST_ARGS := --include-ignored
 test-full: test ## every test, the slow ones too
+
+bench: ## how long decisions take, in CPU time
+	$(CARGO) bench -p hint-broker
 
 demo: ## show on real guests what folding is worth
 	@tests/setup.sh demo
