@@ -30,6 +30,8 @@ pub struct Config {
     pub control: Control,
     /// The metrics endpoint.
     pub metrics: Metrics,
+    /// The recording.
+    pub record: Record,
     /// Exceptions for single VMs; the first that fits counts.
     #[serde(rename = "vm")]
     pub vms: Vec<VmPolicy>,
@@ -45,6 +47,7 @@ impl Default for Config {
             channel: Channel::default(),
             control: Control::default(),
             metrics: Metrics::default(),
+            record: Record::default(),
             vms: Vec::new(),
         }
     }
@@ -163,6 +166,26 @@ impl Default for Metrics {
         Self {
             enabled: true,
             listen: SocketAddr::from(([127, 0, 0, 1], 9737)),
+        }
+    }
+}
+
+/// `[record]`
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Record {
+    /// File to record to, beside its older half with `.old` behind the name; nothing is recorded without.
+    pub path: Option<PathBuf>,
+    /// Size of both together in MiB, 1 to 1 048 576.
+    #[serde(rename = "max_mib", deserialize_with = "mib")]
+    pub most: u64,
+}
+
+impl Default for Record {
+    fn default() -> Self {
+        Self {
+            path: None,
+            most: 64 << 20,
         }
     }
 }
@@ -367,6 +390,10 @@ fn heartbeat<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::
 
 fn lease<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     within(deserializer, 500, 60_000).map(Duration::from_millis)
+}
+
+fn mib<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    within(deserializer, 1, 1 << 20).map(|mib| mib << 20)
 }
 
 fn port<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {

@@ -21,6 +21,8 @@ pub mod observe;
 pub mod place;
 mod procfs;
 pub mod publish;
+pub mod record;
+pub mod replay;
 pub mod root;
 pub mod socket;
 pub mod text;

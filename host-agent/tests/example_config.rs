@@ -47,6 +47,10 @@ fn the_example_uncommented_holds_the_defaults() {
     let text = uncommented(&std::fs::read_to_string(path()).unwrap());
     let mut config = Config::parse(&text, &path()).unwrap();
     let vms = std::mem::take(&mut config.vms);
+    assert!(
+        config.record.path.take().is_some(),
+        "an example, since nothing is recorded by default"
+    );
     assert_eq!(config, Config::default());
     let [vm] = <[VmPolicy; 1]>::try_from(vms).unwrap();
     let examples = VmPolicy {

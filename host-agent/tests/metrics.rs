@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use common::{PATIENCE, agent, host_view, vm, vm_view};
 use hint_broker::metrics::MetricsServer;
-use hint_broker::model::{Contention, HostView, Outcome, Vcpus};
+use hint_broker::model::{Contention, HostView, Outcome, RecordState, Vcpus};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -163,16 +163,24 @@ async fn every_figure_is_on_the_page() {
     let mut failing = agent("0");
     failing.outcome = Some(Outcome::Failed("EINVAL".to_owned()));
     failing.runnable_tasks = Some(9);
-    let view = host_view(vec![
+    let mut view = host_view(vec![
         vm_view(vm(10, "db"), Some(failing)),
         vm_view(vm(20, "web"), None),
     ]);
+    view.record = Some(RecordState {
+        bytes: 4096,
+        lost_ticks: 3,
+        failing: true,
+    });
     let (address, _view) = serve(view).await;
     let page = scrape(address).await;
     for (name, value) in [
         ("hint_broker_ticks_total", 10.0),
         ("hint_broker_rejected_samples_total", 1.0),
         ("hint_broker_degraded_sources", 0.0),
+        ("hint_broker_record_bytes", 4096.0),
+        ("hint_broker_record_failing", 1.0),
+        ("hint_broker_record_lost_ticks_total", 3.0),
         ("hint_broker_pool_pcpus", 2.0),
         ("hint_broker_pool_supply_cpus", 2.0),
         ("hint_broker_pool_used_cpus", 1.98),
@@ -245,6 +253,9 @@ async fn what_is_not_known_has_no_series() {
     let (address, _view) = serve(view).await;
     let page = scrape(address).await;
     for name in [
+        "hint_broker_record_bytes",
+        "hint_broker_record_failing",
+        "hint_broker_record_lost_ticks_total",
         "hint_broker_pool_supply_cpus",
         "hint_broker_pool_used_cpus",
         "hint_broker_pool_contended",

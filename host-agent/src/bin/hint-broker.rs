@@ -1,7 +1,7 @@
 //! `hint-broker`: the host daemon.
 
 use std::io::{IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -9,6 +9,7 @@ use clap::{Parser, Subcommand};
 use hint_broker::config::Config;
 use hint_broker::daemon;
 use hint_broker::doctor;
+use hint_broker::replay::{ChangeJson, replay, table_head};
 use hint_broker::root::Root;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -50,6 +51,17 @@ enum Command {
         #[arg(long, default_value = "/", hide = true)]
         root: PathBuf,
     },
+    /// Decide again on a recording, and print each change of usable.
+    Replay {
+        /// The recording, as `[record] path` names it; its older half is found beside it.
+        file: PathBuf,
+        /// Settings to decide by: mode, `[host]` and `[[vm]]` of this configuration [default: as recorded].
+        #[arg(long)]
+        config: Option<PathBuf>,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 /// Exit code of a diagnosis with something bad.
@@ -87,8 +99,39 @@ fn start() -> anyhow::Result<ExitCode> {
                 return Ok(ExitCode::from(UNSAFE));
             }
         }
+        Command::Replay { file, config, json } => {
+            let config = config.map(|path| Config::load(Some(&path))).transpose()?;
+            replay_file(&file, config.as_ref(), json)?;
+        }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn replay_file(file: &Path, config: Option<&Config>, json: bool) -> anyhow::Result<()> {
+    if json {
+        let mut changes = Vec::new();
+        let summary = replay(file, config, |change| {
+            changes.push(ChangeJson::from(change));
+            true
+        })?;
+        let document = serde_json::json!({ "schema": 1, "changes": changes, "summary": summary });
+        let text = serde_json::to_string_pretty(&document).context("can't write JSON")?;
+        return print(&(text + "\n")).context("can't print the changes");
+    }
+    let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+    let mut printed = writeln!(out, "{}", table_head());
+    let summary = replay(file, config, |change| {
+        if printed.is_ok() {
+            printed = writeln!(out, "{change}");
+        }
+        printed.is_ok()
+    })?;
+    match printed.and_then(|()| out.flush()) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => return Ok(()),
+        printed => printed.context("can't print the changes")?,
+    }
+    eprintln!("{summary}");
+    Ok(())
 }
 
 /// A reader that has seen enough, like `head`, is no failure.

@@ -6,17 +6,18 @@ use std::time::{Duration, Instant};
 
 use hint_proto::CpuSet;
 
-use super::inputs::{Inputs, agent_state};
+use super::decisions::Decisions;
+use super::inputs::agent_state;
 use super::view::{Drawing, draw};
 use crate::config::Config;
 use crate::discover::{Discovery, Found, Scan};
-use crate::govern::{Decision, Governor, Input};
+use crate::govern::{AgentState, Decision};
 use crate::model::{Contention, Hint, HostView, Mode, Tick, Topology, Vcpus, Vm, VmId};
 use crate::observe::cgroups::{Cgroups, GroupScan};
-use crate::observe::rates::Rates;
 use crate::observe::{Observer, Sample, TopologyScan};
 use crate::place::{Placed, Places};
 use crate::publish::Publisher;
+use crate::record::{Decided, Moment, Recorder, Scene, Settings};
 use crate::root::Root;
 
 /// How often CPU groups are read: `virsh` and systemd change them, and nobody does so often.
@@ -43,23 +44,30 @@ pub(super) struct Host {
     cgroups: Cgroups,
     groups: GroupScan,
     next_groups: Duration,
-    rates: Rates,
-    governor: Governor,
+    decisions: Decisions,
     places: Places,
     scan: Scan,
     next_scan: Duration,
     topology: TopologyScan,
     online: CpuSet,
-    inputs: Inputs,
     inputs_due: bool,
     totals: BTreeMap<VmId, Totals>,
     ticks: u64,
     rejected: u64,
     degraded: BTreeSet<String>,
+    recorder: Option<Recorder>,
+    scene: Option<Arc<Scene>>,
 }
 
 impl Host {
     pub(super) fn new(config: Config, root: Root, epoch: u64) -> Self {
+        let recorder = config.record.path.as_ref().and_then(|path| {
+            Recorder::start(path, config.record.most, epoch)
+                .inspect_err(
+                    |error| tracing::error!(%error, "nothing is recorded: no thread for it"),
+                )
+                .ok()
+        });
         Self {
             epoch,
             started: Instant::now(),
@@ -68,19 +76,19 @@ impl Host {
             cgroups: Cgroups::new(root),
             groups: GroupScan::default(),
             next_groups: Duration::ZERO,
-            rates: Rates::default(),
-            governor: Governor::default(),
+            decisions: Decisions::default(),
             places: Places::default(),
             scan: Scan::default(),
             next_scan: Duration::ZERO,
             topology: TopologyScan::default(),
             online: CpuSet::new(),
-            inputs: Inputs::default(),
             inputs_due: true,
             totals: BTreeMap::new(),
             ticks: 0,
             rejected: 0,
             degraded: BTreeSet::new(),
+            recorder,
+            scene: None,
             config,
         }
     }
@@ -103,22 +111,16 @@ impl Host {
         }
         let sample = self
             .observer
-            .sample(&vms, || started.elapsed(), self.governor.may_queue());
+            .sample(&vms, || started.elapsed(), self.decisions.may_queue());
         self.follow(&sample);
         let sampled = sample.degraded.clone();
-        let tick = self.rates.update(sample);
-        self.count(&tick);
         let agents = publisher.agents();
-        for vm in &mut self.inputs.vms {
-            vm.agent = agent_state(agents.get(&vm.id));
-        }
-        let input = Input {
-            groups: &self.inputs.groups,
-            vms: &self.inputs.vms,
-            host_weight: f64::from(self.config.host.weight),
-        };
-        let step = self.governor.step(&tick, &input);
-        let placed: Vec<Option<Placed<'_>>> = (self.inputs.vms.iter().zip(&step.decisions))
+        let agent_of = |id| agent_state(agents.get(&id));
+        let tick = self.decisions.step(sample, agent_of, &self.config);
+        self.count(&tick);
+        self.record(agent_of);
+        let decided = self.decisions.last().decisions.iter();
+        let placed: Vec<Option<Placed<'_>>> = (self.decisions.inputs().vms.iter().zip(decided))
             .map(|(vm, decision)| {
                 Some(Placed {
                     threads: vm.threads.as_ref()?,
@@ -139,7 +141,7 @@ impl Host {
 
     /// Could nothing that matters happen soon? There is idle pCPU time to spare, and no guest is folded.
     pub(super) fn is_calm(&self) -> bool {
-        let step = self.governor.last();
+        let step = self.decisions.last();
         let spare = step.idle.zip(step.supply);
         let spare = spare.is_some_and(|(idle, supply)| idle.0 >= CALM_IDLE * supply.0);
         let folded = |(found, decision): (&Found, &Decision)| {
@@ -187,14 +189,48 @@ impl Host {
             let topology = self.topology.topology.as_ref();
             let common = topology.map_or_else(|| self.online.clone(), Topology::common);
             let found = &self.scan.vms;
-            self.inputs.follow(
+            self.decisions.follow(
                 found,
                 &self.groups.tree,
                 &self.config,
                 &common,
                 &self.online,
             );
+            if self.recorder.is_some() {
+                let scene = Scene {
+                    found: found.clone(),
+                    tree: self.groups.tree.clone(),
+                    common,
+                    online: self.online.clone(),
+                    settings: Settings::from(&self.config),
+                };
+                if self.scene.as_deref() != Some(&scene) {
+                    self.scene = Some(Arc::new(scene));
+                }
+            }
         }
+    }
+
+    /// Hands over what was decided and on what.
+    fn record(&mut self, agent_of: impl Fn(VmId) -> AgentState) {
+        let (Some(recorder), Some(scene)) = (&mut self.recorder, &self.scene) else {
+            return;
+        };
+        let Some(sample) = self.decisions.rates().last() else {
+            return;
+        };
+        let decisions = &self.decisions.last().decisions;
+        recorder.take(Moment {
+            number: self.ticks,
+            scene: Arc::clone(scene),
+            sample: Arc::clone(sample),
+            agents: scene
+                .found
+                .iter()
+                .map(|found| agent_of(found.vm.id))
+                .collect(),
+            decided: decisions.iter().map(Decided::from).collect(),
+        });
     }
 
     fn count(&mut self, tick: &Tick) {
@@ -211,7 +247,7 @@ impl Host {
     }
 
     fn publish(&self, vms: &[Vm], publisher: &Publisher) {
-        let decisions = &self.governor.last().decisions;
+        let decisions = &self.decisions.last().decisions;
         for ((vm, decision), keep) in vms.iter().zip(decisions).zip(self.places.last()) {
             let mode = self.config.policy(vm).mode;
             publisher.publish(vm.id, hint(mode, vcpu_count(vm), decision, keep));
@@ -220,7 +256,7 @@ impl Host {
 
     /// Logs what changed, and what can't be read since this tick.
     fn report(&mut self, publisher: &Publisher, sampled: &[String]) {
-        for (found, decision) in self.scan.vms.iter().zip(&self.governor.last().decisions) {
+        for (found, decision) in self.scan.vms.iter().zip(&self.decisions.last().decisions) {
             if decision.changed {
                 tracing::info!(
                     vm = %decision.id,
@@ -241,6 +277,7 @@ impl Host {
             .cloned()
             .collect();
         degraded.extend(publisher.degraded());
+        degraded.extend(self.recorder.as_ref().and_then(Recorder::failure));
         for message in degraded.difference(&self.degraded) {
             tracing::warn!("degraded: {message}");
         }
@@ -256,10 +293,11 @@ impl Host {
             epoch: self.epoch,
             ticks: self.ticks,
             rejected: self.rejected,
-            pcpus: &self.inputs.pcpus,
+            pcpus: &self.decisions.inputs().pcpus,
             degraded: &self.degraded,
+            record: self.recorder.as_ref().map(Recorder::state),
             vms: &self.scan.vms,
-            step: self.governor.last(),
+            step: self.decisions.last(),
             totals: &self.totals,
             agents: publisher.agents(),
         })

@@ -1,6 +1,7 @@
 //! The daemon: runs the pipeline tick by tick, and the servers beside it. It decides nothing itself.
 
 mod cadence;
+pub(crate) mod decisions;
 mod host;
 mod inputs;
 mod view;
@@ -90,15 +91,17 @@ pub async fn run(
             tracing::info!(%error, "the kernel doesn't tell when tasks wait for pCPUs: a quiet host is looked at as often as a busy one");
         })
         .ok();
-    let host = Host::new(config, root, epoch);
+    let mut host = Host::new(config, root, epoch);
     let result = tokio::select! {
-        () = pipeline(host, pressure, &publisher, &view, orders) => Ok(()),
+        () = pipeline(&mut host, pressure, &publisher, &view, orders) => Ok(()),
         () = stop => Ok(()),
         // The task ends by itself only when its server does.
         result = control => result.unwrap_or(Ok(())),
     };
     publisher.shutdown("the broker stops").await;
     drop(ending);
+    // The guests come first: the last of a recording may wait for a disk.
+    drop(host);
     if let Some(metrics) = metrics {
         // It was told to stop and owes no answer.
         let _ = metrics.await;
@@ -108,7 +111,7 @@ pub async fn run(
 
 /// Ticks for ever.
 async fn pipeline(
-    mut host: Host,
+    host: &mut Host,
     pressure: Option<Pressure>,
     publisher: &Publisher,
     view: &watch::Sender<Arc<HostView>>,

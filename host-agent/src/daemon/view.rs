@@ -8,7 +8,7 @@ use super::host::Totals;
 use crate::config::{Config, DEFAULT_WEIGHT};
 use crate::discover::Found;
 use crate::govern::{Decision, Step};
-use crate::model::{Agent, Contention, HostView, Reason, VmId, VmView};
+use crate::model::{Agent, Contention, HostView, Reason, RecordState, VmId, VmView};
 
 /// What a view is drawn from.
 pub(super) struct Drawing<'a> {
@@ -18,6 +18,7 @@ pub(super) struct Drawing<'a> {
     pub(super) rejected: u64,
     pub(super) pcpus: &'a CpuSet,
     pub(super) degraded: &'a BTreeSet<String>,
+    pub(super) record: Option<RecordState>,
     pub(super) vms: &'a [Found],
     pub(super) step: &'a Step,
     pub(super) totals: &'a BTreeMap<VmId, Totals>,
@@ -43,6 +44,7 @@ pub(super) fn draw(drawing: &Drawing<'_>) -> HostView {
         ticks: drawing.ticks,
         rejected_samples: drawing.rejected,
         degraded: drawing.degraded.iter().cloned().collect(),
+        record: drawing.record,
         vms,
     }
 }

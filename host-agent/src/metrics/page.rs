@@ -65,6 +65,23 @@ fn host(view: &HostView) -> Vec<MetricFamily> {
             [series(&[], float(view.degraded.len() as u64))],
         ),
         gauge(
+            "hint_broker_record_bytes",
+            "Length of the file that is recorded to; no series when nothing is recorded.",
+            view.record.map(|record| series(&[], float(record.bytes))),
+        ),
+        gauge(
+            "hint_broker_record_failing",
+            "1 while the recording can't be written, else 0; no series when nothing is recorded.",
+            view.record
+                .map(|record| series(&[], f64::from(u8::from(record.failing)))),
+        ),
+        counter(
+            "hint_broker_record_lost_ticks_total",
+            "Ticks that were not recorded; no series when nothing is recorded.",
+            view.record
+                .map(|record| series(&[], float(record.lost_ticks))),
+        ),
+        gauge(
             "hint_broker_pool_pcpus",
             "pCPUs of the pool.",
             [series(&[], float(view.pcpus.len() as u64))],

@@ -336,6 +336,17 @@ pub struct VmView {
     pub agent: Option<Agent>,
 }
 
+/// How recording goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RecordState {
+    /// Length of the file that is written to.
+    pub bytes: u64,
+    /// Ticks that were not recorded since the start.
+    pub lost_ticks: u64,
+    /// The last block could not be written.
+    pub failing: bool,
+}
+
 /// All that the broker knows at one moment: what control API, metrics and journal show.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct HostView {
@@ -357,6 +368,8 @@ pub struct HostView {
     pub rejected_samples: u64,
     /// Sources that can't be read now, each with what it means and how to mend it.
     pub degraded: Vec<String>,
+    /// The recording; `None` when nothing is recorded.
+    pub record: Option<RecordState>,
     /// The VMs, by name, then id.
     pub vms: Vec<VmView>,
 }

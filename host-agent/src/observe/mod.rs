@@ -19,7 +19,7 @@ use crate::model::{Vcpus, Vm, VmId};
 use crate::root::Root;
 
 /// All counters at one moment.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Sample {
     /// When, on the broker's monotonic clock.
     pub at: Duration,
@@ -32,7 +32,7 @@ pub struct Sample {
 }
 
 /// The counters of one VM.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct VmTimes {
     /// When its threads were read, on the broker's monotonic clock.
     pub at: Duration,

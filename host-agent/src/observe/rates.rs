@@ -4,6 +4,7 @@
 //! counted at once, and what was counted ahead is taken off the step when it comes.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Sample, ThreadTimes, VmTimes};
@@ -19,7 +20,7 @@ const NO_REST: f64 = 0.05;
 /// Makes [`Tick`]s; holds the last sample.
 #[derive(Debug, Default)]
 pub struct Rates {
-    last: Option<Sample>,
+    last: Option<Arc<Sample>>,
     counted_ahead: BTreeMap<(VmId, u32), Duration>,
 }
 
@@ -49,8 +50,14 @@ impl Rates {
             tick.vms.insert(*id, rates);
         }
         self.counted_ahead = ahead;
-        self.last = Some(sample);
+        self.last = Some(Arc::new(sample));
         tick
+    }
+
+    /// The last sample; before the first there is none.
+    #[must_use]
+    pub fn last(&self) -> Option<&Arc<Sample>> {
+        self.last.as_ref()
     }
 
     fn vm_rates(

@@ -125,6 +125,7 @@ pub fn host_view(vms: Vec<VmView>) -> HostView {
         ticks: 10,
         rejected_samples: 1,
         degraded: vec![],
+        record: None,
         vms,
     }
 }
