@@ -10,7 +10,7 @@ SHELL := /bin/bash
 GUEST_TARGET := x86_64-unknown-linux-gnu
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build agent check test test-full bench demo
+.PHONY: help setup build agent check test test-full bench fuzz demo
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,18 @@ test-full: test ## every test, the slow ones too
 
 bench: ## how long decisions take, in CPU time
 	$(CARGO) bench -p hint-broker
+
+# Inputs that reach something new go to the target folder; the corpus in the repository grows by hand.
+RUNS ?= 1000000
+FUZZED = $(TARGET_DIR)/fuzz/corpus/$(TARGET)
+fuzz: ## list the fuzz targets; TARGET=NAME [RUNS=N] runs one (nightly Rust, cargo-fuzz)
+ifeq ($(TARGET),)
+	@for target in tests/fuzz/fuzz_targets/*.rs; do basename $$target .rs; done
+else
+	@mkdir -p '$(FUZZED)'
+	cd tests/fuzz && CARGO_TARGET_DIR='$(TARGET_DIR)/fuzz' rustup run nightly cargo fuzz run --fuzz-dir . $(TARGET) \
+		'$(FUZZED)' corpus/$(TARGET) -- -runs=$(RUNS) -max_len=4096 -timeout=10 -rss_limit_mb=1024
+endif
 
 demo: ## show on real guests what folding is worth
 	@tests/setup.sh demo

@@ -68,7 +68,7 @@ pub struct Config {
 }
 
 /// The keys of the file.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
     endpoint: Option<String>,
@@ -88,12 +88,9 @@ impl Config {
             Some(path) => (path, true),
             None => (Path::new(DEFAULT_PATH), false),
         };
-        let file = match fs::read_to_string(path) {
-            Ok(text) => toml::from_str(&text).map_err(|source| ConfigError::Parse {
-                path: path.to_owned(),
-                source: Box::new(source),
-            })?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound && !required => File::default(),
+        let text = match fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound && !required => String::new(),
             Err(source) => {
                 return Err(ConfigError::Read {
                     path: path.to_owned(),
@@ -101,6 +98,18 @@ impl Config {
                 });
             }
         };
+        Self::parse(&text, path, flags)
+    }
+
+    /// Reads a text and lays `flags` over it; `path` is for the message.
+    ///
+    /// # Errors
+    /// When the text is not right.
+    pub fn parse(text: &str, path: &Path, flags: Overrides) -> Result<Self, ConfigError> {
+        let file: File = toml::from_str(text).map_err(|source| ConfigError::Parse {
+            path: path.to_owned(),
+            source: Box::new(source),
+        })?;
         let endpoint = match file.endpoint.map(|text| text.parse()) {
             Some(Err(source)) => {
                 return Err(ConfigError::Endpoint {

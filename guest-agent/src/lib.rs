@@ -10,6 +10,8 @@ pub mod config;
 pub mod error;
 pub mod files;
 pub mod fold;
+#[cfg(feature = "fuzz")]
+pub mod fuzz;
 pub mod guardian;
 pub mod hint;
 pub mod lease;

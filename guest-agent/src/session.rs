@@ -312,7 +312,7 @@ async fn within<F: Future>(what: &'static str, future: F) -> Result<F::Output, S
         .map_err(|_| SessionError::Silence { what, limit: STEP })
 }
 
-fn check_welcome(response: v1::SessionResponse) -> Result<v1::Welcome, SessionError> {
+pub(crate) fn check_welcome(response: v1::SessionResponse) -> Result<v1::Welcome, SessionError> {
     let protocol = |expected: String, found: String| SessionError::Protocol { expected, found };
     let welcome = match response.message {
         Some(Response::Welcome(welcome)) => welcome,

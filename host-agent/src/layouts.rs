@@ -11,7 +11,6 @@ use crate::fixture::Tree;
 use crate::model::{Cpus, GroupTree, Limit, Vcpus};
 use crate::observe::Observer;
 use crate::observe::cgroups::Cgroups;
-use crate::observe::rates::Rates;
 use crate::root::{Fault, Faults, Root};
 
 const CENTOS7: &str = include_str!("../tests/fixtures/centos7-v1.tree");
@@ -20,7 +19,6 @@ const KUBEVIRT: &str = include_str!("../tests/fixtures/kubevirt.tree");
 const PROXMOX: &str = include_str!("../tests/fixtures/proxmox.tree");
 const KATA: &str = include_str!("../tests/fixtures/kata-v1.tree");
 const JAILER: &str = include_str!("../tests/fixtures/firecracker-jailer.tree");
-const ALL: [&str; 6] = [CENTOS7, HYBRID, KUBEVIRT, PROXMOX, KATA, JAILER];
 
 /// What is seen of a host.
 struct Seen {
@@ -142,15 +140,17 @@ fn near(found: &[f64], wanted: &[f64]) -> bool {
     found.len() == wanted.len() && found.iter().zip(wanted).all(|(a, b)| (a - b).abs() < 1e-6)
 }
 
-/// All that is missing in a fixture without debugfs.
-fn only_debugfs_is_missing(seen: &Seen) -> bool {
-    seen.degraded.len() == 1 && seen.degraded[0].contains("debug/kvm")
+/// What is seen of a fixture; nothing but debugfs is missing in any.
+fn look_at(fixture: &str) -> Seen {
+    let seen = look(&Tree::new(fixture).root);
+    let only_debugfs = seen.degraded.len() == 1 && seen.degraded[0].contains("debug/kvm");
+    assert!(only_debugfs, "{:?}", seen.degraded);
+    seen
 }
 
 #[test]
 fn centos_7_with_v1() {
-    let seen = look(&Tree::new(CENTOS7).root);
-    assert!(only_debugfs_is_missing(&seen), "{:?}", seen.degraded);
+    let seen = look_at(CENTOS7);
     assert_eq!(seen.vms(), ["vm01-web {0: 2310, 1: 2311}"]);
     assert_eq!(
         seen.group(2301),
@@ -175,8 +175,7 @@ fn centos_7_with_v1() {
 
 #[test]
 fn a_hybrid_host_where_only_libvirts_groups_tell() {
-    let seen = look(&Tree::new(HYBRID).root);
-    assert!(only_debugfs_is_missing(&seen), "{:?}", seen.degraded);
+    let seen = look_at(HYBRID);
     assert_eq!(seen.vms(), ["db {0: 901, 1: 902}"]);
     assert_eq!(seen.group(900), "machine/qemu-1-db.libvirt-qemu");
     assert_eq!(
@@ -187,8 +186,7 @@ fn a_hybrid_host_where_only_libvirts_groups_tell() {
 
 #[test]
 fn kubevirt_with_v2() {
-    let seen = look(&Tree::new(KUBEVIRT).root);
-    assert!(only_debugfs_is_missing(&seen), "{:?}", seen.degraded);
+    let seen = look_at(KUBEVIRT);
     assert_eq!(seen.vms(), ["default_testvm {0: 5007, 1: 5008}"]);
     assert!(
         seen.group(5000).ends_with("cri-containerd-77.scope"),
@@ -216,8 +214,7 @@ fn kubevirt_with_v2() {
 
 #[test]
 fn proxmox_with_weights_of_two_scales_and_a_name_twice() {
-    let seen = look(&Tree::new(PROXMOX).root);
-    assert!(only_debugfs_is_missing(&seen), "{:?}", seen.degraded);
+    let seen = look_at(PROXMOX);
     assert_eq!(
         seen.vms(),
         ["copy {0: 1010}", "copy {0: 1020}", "big {0: 1030, 1: 1031}"]
@@ -246,8 +243,7 @@ fn proxmox_with_weights_of_two_scales_and_a_name_twice() {
 
 #[test]
 fn kata_with_its_vcpus_apart_from_the_rest() {
-    let seen = look(&Tree::new(KATA).root);
-    assert!(only_debugfs_is_missing(&seen), "{:?}", seen.degraded);
+    let seen = look_at(KATA);
     assert_eq!(seen.vms(), ["sandbox-ab12 {0: 707}"]);
     assert_eq!(seen.found[0].vm.cid, Some(2_684_318_441));
     assert_eq!(seen.group(700), "kubepods/pod9/kata_ab12");
@@ -260,8 +256,7 @@ fn kata_with_its_vcpus_apart_from_the_rest() {
 
 #[test]
 fn firecrackers_of_two_ages_under_the_jailer() {
-    let seen = look(&Tree::new(JAILER).root);
-    assert!(only_debugfs_is_missing(&seen), "{:?}", seen.degraded);
+    let seen = look_at(JAILER);
     assert_eq!(
         seen.vms(),
         ["551e7604 {0: 803, 1: 802}", "a81c0f17 {0: 812}"]
@@ -392,28 +387,5 @@ fn a_vm_that_may_not_be_read_or_says_nonsense_is_left_out_and_named() {
             "{fault:?}: {:?}",
             seen.degraded
         );
-    }
-}
-
-#[test]
-fn whatever_fails_nothing_panics() {
-    for text in ALL {
-        let tree = Tree::new(text);
-        for seed in 0..30 {
-            let faults = Arc::new(Faults::any("", seed));
-            let root = Root::with_faults(tree.path(), faults);
-            let mut discovery = Discovery::new(root.clone(), true);
-            let mut cgroups = Cgroups::new(root.clone());
-            let mut observer = Observer::new(root);
-            let mut rates = Rates::default();
-            for tick in 1..6 {
-                let found = discovery.scan().vms;
-                let vms: Vec<_> = found.into_iter().map(|found| found.vm).collect();
-                let tree = cgroups.scan(&vms).tree;
-                cgroups.usage(&tree);
-                let sample = observer.sample(&vms, || Duration::from_secs(tick), true);
-                rates.update(sample);
-            }
-        }
     }
 }

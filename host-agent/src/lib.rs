@@ -12,6 +12,8 @@ pub mod doctor;
 pub mod entitle;
 #[cfg(test)]
 mod fixture;
+#[cfg(feature = "fuzz")]
+pub mod fuzz;
 pub mod govern;
 #[cfg(test)]
 mod layouts;

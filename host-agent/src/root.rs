@@ -3,10 +3,12 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Read};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 #[cfg(test)]
@@ -99,6 +101,24 @@ impl Root {
         #[cfg(test)]
         let bytes = bytes.map(|bytes| self.spoil(&path, bytes));
         Ok(bytes)
+    }
+
+    /// The bytes of a plain file that a stranger named, of at most `most` bytes: what is no plain file is not even opened, since that
+    /// alone can wait for ever or do something. `None` when it is gone or never was.
+    ///
+    /// # Errors
+    /// When it is no plain file, too long, or can't be read.
+    pub fn read_regular(&self, relative: &str, most: u64) -> Result<Option<Vec<u8>>, ReadError> {
+        let path = self.path(relative);
+        let Some(bytes) = self.access(&path, read_regular(&path, most))? else {
+            return Ok(None);
+        };
+        #[cfg(test)]
+        let bytes = self.spoil(&path, bytes);
+        if u64::try_from(bytes.len()).is_ok_and(|length| length > most) {
+            return Err(ReadError::content(&path, "a short file", "a longer one"));
+        }
+        Ok(Some(bytes))
     }
 
     /// The text of a file, whatever its bytes; `None` when it is gone or never was.
@@ -253,6 +273,20 @@ fn read_whole(file: &File) -> io::Result<Vec<u8>> {
             return Ok(bytes);
         }
     }
+}
+
+/// One byte more than `most`, where there are more.
+fn read_regular(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let named = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    if !named.metadata()?.is_file() {
+        return Err(io::Error::other("it is no plain file"));
+    }
+    // The very file that was looked at, whatever has its name by now.
+    let file = File::open(format!("/proc/self/fd/{}", named.as_raw_fd()))?;
+    let mut bytes = Vec::new();
+    file.take(most + 1).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// What is gone reads as `None`.

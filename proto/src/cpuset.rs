@@ -8,6 +8,9 @@ pub const MAX_CPUS: u32 = 8192;
 
 const WORD: u32 = 64;
 
+/// Characters of a wrong text that an error shows.
+const SHOWN: usize = 80;
+
 /// A set of CPU numbers, each below [`MAX_CPUS`]; sparse sets are fine.
 ///
 /// Its `Display` is the kernel's list form, and `FromStr` reads it.
@@ -22,7 +25,7 @@ pub enum ParseCpuSetError {
     /// Something other than a number stands where a number must.
     #[error("expected a CPU number in {text:?}, found {found:?}")]
     Number {
-        /// The whole text.
+        /// The whole text, shortened.
         text: String,
         /// The part that is no number.
         found: String,
@@ -30,7 +33,7 @@ pub enum ParseCpuSetError {
     /// A range ends before it starts.
     #[error("expected a rising range in {text:?}, found {first}-{last}")]
     Order {
-        /// The whole text.
+        /// The whole text, shortened.
         text: String,
         /// First CPU of the range.
         first: u32,
@@ -40,7 +43,7 @@ pub enum ParseCpuSetError {
     /// A CPU number is out of range.
     #[error("expected CPU numbers below {MAX_CPUS} in {text:?}, found {found}")]
     TooLarge {
-        /// The whole text.
+        /// The whole text, shortened.
         text: String,
         /// The number.
         found: u64,
@@ -48,7 +51,7 @@ pub enum ParseCpuSetError {
     /// A stride (`0-31:2/4`) has an impossible size.
     #[error("expected a stride like 0-31:2/4 with 1 <= 2 <= 4 in {text:?}, found {found:?}")]
     Stride {
-        /// The whole text.
+        /// The whole text, shortened.
         text: String,
         /// The stride.
         found: String,
@@ -56,7 +59,7 @@ pub enum ParseCpuSetError {
     /// A group of a mask is not 1 to 8 hex digits.
     #[error("expected groups of 1 to 8 hex digits in the mask {text:?}, found {found:?}")]
     Mask {
-        /// The whole text.
+        /// The whole text, shortened.
         text: String,
         /// The group.
         found: String,
@@ -81,6 +84,19 @@ impl CpuSet {
         }
         self.words[word] |= 1 << (cpu % WORD);
         true
+    }
+
+    /// Adds the CPUs from `first` to `last`, both below [`MAX_CPUS`]; a word at a time, since a text may repeat a range often.
+    fn insert_range(&mut self, first: u32, last: u32) {
+        let (low, high) = ((first / WORD) as usize, (last / WORD) as usize);
+        if self.words.len() <= high {
+            self.words.resize(high + 1, 0);
+        }
+        for word in low..=high {
+            let from = if word == low { first % WORD } else { 0 };
+            let to = if word == high { last % WORD } else { WORD - 1 };
+            self.words[word] |= (u64::MAX << from) & (u64::MAX >> (WORD - 1 - to));
+        }
     }
 
     /// Takes a CPU out.
@@ -185,19 +201,18 @@ impl CpuSet {
             };
             if first > last {
                 return Err(ParseCpuSetError::Order {
-                    text: whole.to_owned(),
+                    text: shortened(whole),
                     first,
                     last,
                 });
             }
-            let (used, group) = match stride {
-                Some(stride) => parse_stride(whole, stride)?,
-                None => (1, 1),
+            let Some(stride) = stride else {
+                set.insert_range(first, last);
+                continue;
             };
-            for cpu in first..=last {
-                if (cpu - first) % group < used {
-                    set.insert(cpu);
-                }
+            let (used, group) = parse_stride(whole, stride)?;
+            for start in (first..=last).step_by(group as usize) {
+                set.insert_range(start, last.min(start + used - 1));
             }
         }
         Ok(set)
@@ -219,14 +234,14 @@ impl CpuSet {
                 .ok()
                 .filter(|_| fits)
                 .ok_or_else(|| ParseCpuSetError::Mask {
-                    text: whole.to_owned(),
-                    found: group.to_owned(),
+                    text: shortened(whole),
+                    found: shortened(group),
                 })?;
             for bit in (0..32).filter(|bit| bits & (1 << bit) != 0) {
                 if !set.insert(base.saturating_add(bit)) {
                     let found = u64::from(base) + u64::from(bit);
                     return Err(ParseCpuSetError::TooLarge {
-                        text: whole.to_owned(),
+                        text: shortened(whole),
                         found,
                     });
                 }
@@ -264,6 +279,14 @@ impl CpuSet {
     }
 }
 
+/// What fits a log line.
+fn shortened(text: &str) -> String {
+    match text.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
 fn number(text: &str, part: &str) -> Result<u32, ParseCpuSetError> {
     let part = part.trim();
     let digits = !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
@@ -272,22 +295,22 @@ fn number(text: &str, part: &str) -> Result<u32, ParseCpuSetError> {
             .ok()
             .filter(|_| digits)
             .ok_or_else(|| ParseCpuSetError::Number {
-                text: text.to_owned(),
-                found: part.to_owned(),
+                text: shortened(text),
+                found: shortened(part),
             })?;
     u32::try_from(value)
         .ok()
         .filter(|cpu| *cpu < MAX_CPUS)
         .ok_or_else(|| ParseCpuSetError::TooLarge {
-            text: text.to_owned(),
+            text: shortened(text),
             found: value,
         })
 }
 
 fn parse_stride(text: &str, stride: &str) -> Result<(u32, u32), ParseCpuSetError> {
     let wrong = || ParseCpuSetError::Stride {
-        text: text.to_owned(),
-        found: stride.to_owned(),
+        text: shortened(text),
+        found: shortened(stride),
     };
     let (used, group) = stride.split_once('/').ok_or_else(wrong)?;
     let (used, group) = (number(text, used)?, number(text, group)?);
@@ -447,7 +470,34 @@ mod tests {
         assert_eq!(CpuSet::new().first(), None);
     }
 
+    #[test]
+    fn a_long_text_makes_no_long_error_and_no_long_work() {
+        let repeats = ["0-8191"; 100_000].join(",");
+        assert_eq!(CpuSet::parse_list(&repeats).unwrap().len(), 8192);
+        let error = CpuSet::parse_list(&format!("{repeats},ü")).unwrap_err();
+        assert!(error.to_string().len() < 200, "{error}");
+        let error = CpuSet::parse_mask(&"ü".repeat(1000)).unwrap_err();
+        assert!(error.to_string().len() < 500, "{error}");
+        for text in ["0-4294967295", "4294967295", "0-7:1/4294967295"] {
+            assert!(
+                matches!(
+                    CpuSet::parse_list(text),
+                    Err(ParseCpuSetError::TooLarge { .. })
+                ),
+                "{text}"
+            );
+        }
+    }
+
     proptest! {
+        #[test]
+        fn strides_are_what_the_kernel_makes_of_them(first in 0u32..300, length in 0u32..300, group in 1u32..100, used in 1u32..100) {
+            prop_assume!(used <= group);
+            let last = first + length;
+            let wanted: CpuSet = (first..=last).filter(|cpu| (cpu - first) % group < used).collect();
+            prop_assert_eq!(CpuSet::parse_list(&format!("{first}-{last}:{used}/{group}")).unwrap(), wanted);
+        }
+
         #[test]
         fn both_forms_come_back(cpus in proptest::collection::btree_set(0..MAX_CPUS, 0..300)) {
             let set: CpuSet = cpus.iter().copied().collect();

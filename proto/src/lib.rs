@@ -1,6 +1,8 @@
 //! What the broker's two sides agree on: the messages of `hintbroker/v1` and [`CpuSet`].
 
 mod cpuset;
+#[cfg(feature = "fuzz")]
+pub mod fuzz;
 
 pub use cpuset::{CpuSet, MAX_CPUS, ParseCpuSetError};
 

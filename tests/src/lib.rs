@@ -11,6 +11,7 @@ pub mod broker;
 pub mod cgroup;
 mod channel;
 pub mod console;
+pub mod fuzz;
 pub mod guest;
 pub mod host;
 pub mod initramfs;

@@ -350,3 +350,6 @@ fn log_arrivals(before: &[Found], now: &[Found]) {
         tracing::info!(vm = %old.vm.id, name = old.vm.name, "VM gone");
     }
 }
+
+#[cfg(test)]
+mod faults;

@@ -3,6 +3,9 @@
 //! A VM is a process with a KVM VM file, or, where the configuration counts those too, a VMM without KVM. This stage reads
 //! `/proc` and KVM's debugfs; it measures nothing.
 
+#[cfg(feature = "fuzz")]
+pub(crate) mod fuzz;
+mod hybrid;
 pub mod process;
 mod qmp;
 mod scope;
@@ -11,13 +14,13 @@ mod vhost_vsock;
 pub mod vmm;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use hint_proto::CpuSet;
 
 use self::process::Process;
 use self::qmp::Monitors;
+use self::vmm::Identity;
 use crate::model::{Accelerator, Vcpus, Vm, VmId};
 use crate::root::{ReadError, Root};
 use crate::text::printable;
@@ -65,8 +68,47 @@ struct Seen {
     is_vm: bool,
     kvm_fds: Vec<u32>,
     hybrid_socket: Option<PathBuf>,
+    /// Why its hybrid socket could not be looked for.
+    no_channel: Option<ReadError>,
     /// Why its last examination failed; kept until the next, since a process that is old is examined seldom.
     failed: Option<Failure>,
+}
+
+impl Seen {
+    /// Looks for the hybrid vsock where it is not known, or not what it was.
+    fn find_hybrid_socket(
+        &mut self,
+        root: &Root,
+        pid: u32,
+        identity: &Identity,
+        back_ends: &mut Option<Vec<Process>>,
+    ) {
+        if let Some(path) = &identity.hybrid_socket {
+            // On the command line; not there yet, maybe.
+            self.hybrid_socket = hybrid::named(root, pid, path);
+        } else if !identity.vhost_user_sockets.is_empty() {
+            if self.hybrid_socket.is_none() {
+                let back_ends = back_ends.get_or_insert_with(|| vhost_vsock_processes(root));
+                self.hybrid_socket =
+                    hybrid::of_back_end(root, back_ends, &identity.vhost_user_sockets);
+            }
+        } else if let Some(elsewhere) = &identity.elsewhere {
+            self.hybrid_socket
+                .take_if(|path| !hybrid::is_its_own(root, pid, path));
+            // All sockets of the host may have to be looked through.
+            if self.hybrid_socket.is_none() && self.is_due() {
+                let found = hybrid::of_vmm(root, pid, elsewhere);
+                (self.hybrid_socket, self.no_channel) = match found {
+                    Ok(found) => (found, None),
+                    Err(error) => (None, Some(error)),
+                };
+            }
+        }
+    }
+
+    fn is_due(&self) -> bool {
+        self.scans <= YOUNG_SCANS || self.scans.is_multiple_of(OLD_EVERY)
+    }
 }
 
 /// A process that could not be examined.
@@ -123,6 +165,13 @@ impl Discovery {
                 .iter()
                 .map(|failure| format!("{}: its VM, if it has one, is left out", failure.error)),
         );
+        let no_channel = self
+            .seen
+            .values()
+            .filter_map(|seen| seen.no_channel.as_ref());
+        scan.degraded.extend(
+            no_channel.map(|error| format!("{error}: if its VM has a vsock, that is not known")),
+        );
         // Numbers would make each process that comes or goes a new message. A few processes are closed even to root.
         let what = if denied.iter().any(|failure| failure.looks_like_a_vmm) {
             Some("some processes that look like VMMs")
@@ -161,8 +210,7 @@ impl Discovery {
     ) -> Result<Option<Found>, ReadError> {
         let seen = self.seen.entry(id).or_default();
         seen.scans = seen.scans.saturating_add(1);
-        let due = seen.is_vm || seen.scans <= YOUNG_SCANS || seen.scans.is_multiple_of(OLD_EVERY);
-        if !due {
+        if !seen.is_vm && !seen.is_due() {
             return Ok(None);
         }
         seen.failed = None;
@@ -206,18 +254,8 @@ impl Discovery {
                 .and_then(|groups| scope::name(&groups))
                 .unwrap_or_default();
         }
-        // Not there yet, or not its own.
-        identity
-            .hybrid_socket
-            .take_if(|path| !is_its_own(&self.root, id.pid, path));
-        if identity.hybrid_socket.is_none() && !identity.vhost_user_sockets.is_empty() {
-            if seen.hybrid_socket.is_none() {
-                let back_ends = back_ends.get_or_insert_with(|| vhost_vsock_processes(&self.root));
-                seen.hybrid_socket =
-                    find_hybrid_socket(&self.root, back_ends, &identity.vhost_user_sockets);
-            }
-            identity.hybrid_socket.clone_from(&seen.hybrid_socket);
-        }
+        seen.find_hybrid_socket(&self.root, id.pid, &identity, back_ends);
+        let hybrid_socket = seen.hybrid_socket.clone();
         let affinity = self.affinity(id.pid, &vcpus)?;
         let vm = Vm {
             id,
@@ -226,7 +264,7 @@ impl Discovery {
             accelerator,
             vcpus,
             cid: identity.cid,
-            hybrid_socket: identity.hybrid_socket,
+            hybrid_socket,
         };
         let first = affinity.values().next();
         Ok(Some(Found {
@@ -285,61 +323,4 @@ fn vhost_vsock_processes(root: &Root) -> Vec<Process> {
     processes
         .filter(|process| process.program() == "vhost-device-vsock")
         .collect()
-}
-
-fn find_hybrid_socket(root: &Root, back_ends: &[Process], sockets: &[PathBuf]) -> Option<PathBuf> {
-    sockets.iter().find_map(|socket| {
-        back_ends.iter().find_map(|back_end| {
-            vhost_vsock::hybrid_socket(back_end, socket)
-                .filter(|path| is_its_own(root, back_end.pid, path))
-        })
-    })
-}
-
-/// Is there a socket at `path` that belongs to this process's user? A command line can say anything: without this, whoever may
-/// start processes could have the broker listen in a folder of his choice, or take another VM's channel away.
-fn is_its_own(root: &Root, pid: u32, path: &Path) -> bool {
-    let Ok(Some(uid)) = process::effective_uid(root, pid) else {
-        return false;
-    };
-    root.path(path)
-        .symlink_metadata()
-        .is_ok_and(|file| file.file_type().is_socket() && (uid == 0 || file.uid() == uid))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::fs;
-    use std::os::unix::net::UnixListener;
-
-    #[test]
-    fn a_back_end_has_only_sockets_of_its_own_user() {
-        let directory = tempfile::tempdir().unwrap();
-        let root = Root::new(directory.path());
-        let mine = rustix::process::geteuid().as_raw();
-        for (pid, uid) in [(7, mine), (8, mine + 1)] {
-            let folder = directory.path().join(format!("proc/{pid}"));
-            fs::create_dir_all(&folder).unwrap();
-            fs::write(
-                folder.join("status"),
-                format!("Name:\tx\nUid:\t1\t{uid}\t1\t1\n"),
-            )
-            .unwrap();
-        }
-        fs::create_dir_all(directory.path().join("run")).unwrap();
-        let _socket = UnixListener::bind(directory.path().join("run/v")).unwrap();
-        fs::write(directory.path().join("run/file"), "").unwrap();
-        assert!(is_its_own(&root, 7, Path::new("/run/v")));
-        assert!(!is_its_own(&root, 8, Path::new("/run/v")), "another user's");
-        assert!(
-            !is_its_own(&root, 9, Path::new("/run/v")),
-            "a process that is gone"
-        );
-        assert!(!is_its_own(&root, 7, Path::new("/run/file")), "no socket");
-        assert!(
-            !is_its_own(&root, 7, Path::new("/run/none")),
-            "not there yet"
-        );
-    }
 }

@@ -1,12 +1,13 @@
 //! What discovery reads of a process: its start, its command line, its threads and its KVM files.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use hint_proto::CpuSet;
 
+use super::hybrid::socket_inode;
 use super::vmm::after_prefix;
-use crate::procfs::stat_fields;
+use crate::procfs::{self, number, status_value};
 use crate::root::{ReadError, Root};
 
 /// A process that may be a VMM.
@@ -35,7 +36,7 @@ pub fn pids(root: &Root) -> Result<Vec<u32>, ReadError> {
     let names = root.list("proc")?.unwrap_or_default();
     let mut pids: Vec<u32> = names
         .iter()
-        .filter_map(|name| name.to_str()?.parse().ok())
+        .filter_map(|name| number(name.to_str()?))
         .collect();
     pids.sort_unstable();
     Ok(pids)
@@ -50,11 +51,7 @@ pub fn start_ticks(root: &Root, pid: u32) -> Result<Option<u64>, ReadError> {
     let Some(text) = root.read_text(&relative)?.filter(|text| !text.is_empty()) else {
         return Ok(None);
     };
-    // Field 22; after the command, which may itself hold blanks and parentheses, the fields count from 3.
-    let field = stat_fields(&text)
-        .nth(19)
-        .and_then(|field| field.parse().ok());
-    field
+    procfs::start_ticks(&text)
         .map(Some)
         .ok_or_else(|| ReadError::content(&root.path(&relative), "a start time in field 22", &text))
 }
@@ -67,11 +64,7 @@ pub fn read(root: &Root, pid: u32) -> Result<Option<Process>, ReadError> {
     let Some(bytes) = root.read(&format!("proc/{pid}/cmdline"))? else {
         return Ok(None);
     };
-    let arguments = bytes
-        .split(|byte| *byte == 0)
-        .filter(|argument| !argument.is_empty())
-        .map(|argument| String::from_utf8_lossy(argument).into_owned())
-        .collect();
+    let arguments = procfs::arguments(&bytes);
     Ok(Some(Process { pid, arguments }))
 }
 
@@ -83,7 +76,7 @@ pub fn kvm_vm_fds(root: &Root, pid: u32) -> Result<Vec<u32>, ReadError> {
     let directory = format!("proc/{pid}/fd");
     let mut fds = Vec::new();
     for name in root.list(&directory)?.unwrap_or_default() {
-        let Some(fd) = name.to_str().and_then(|name| name.parse().ok()) else {
+        let Some(fd) = name.to_str().and_then(number::<u32>) else {
             continue;
         };
         if root.link(&format!("{directory}/{fd}"))?.as_deref()
@@ -96,6 +89,20 @@ pub fn kvm_vm_fds(root: &Root, pid: u32) -> Result<Vec<u32>, ReadError> {
     Ok(fds)
 }
 
+/// The inodes of a process's open sockets; empty when it has none or is gone.
+///
+/// # Errors
+/// When its descriptors can't be listed, for want of permission most often.
+pub fn sockets(root: &Root, pid: u32) -> Result<BTreeSet<u64>, ReadError> {
+    let directory = format!("proc/{pid}/fd");
+    let mut inodes = BTreeSet::new();
+    for name in root.list(&directory)?.unwrap_or_default() {
+        let link = root.link(&format!("{directory}/{}", name.to_string_lossy()))?;
+        inodes.extend(link.as_deref().and_then(socket_inode));
+    }
+    Ok(inodes)
+}
+
 /// The names of a process's threads, by thread id; empty when it is gone.
 ///
 /// # Errors
@@ -104,7 +111,7 @@ pub fn threads(root: &Root, pid: u32) -> Result<BTreeMap<u32, String>, ReadError
     let directory = format!("proc/{pid}/task");
     let mut threads = BTreeMap::new();
     for name in root.list(&directory)?.unwrap_or_default() {
-        let Some(tid) = name.to_str().and_then(|name| name.parse().ok()) else {
+        let Some(tid) = name.to_str().and_then(number::<u32>) else {
             continue;
         };
         if let Some(name) = root.read_text(&format!("{directory}/{tid}/comm"))? {
@@ -120,9 +127,7 @@ pub fn threads(root: &Root, pid: u32) -> Result<BTreeMap<u32, String>, ReadError
 /// When its `status` can't be read or names none.
 pub fn allowed_cpus(root: &Root, pid: u32, tid: u32) -> Result<Option<CpuSet>, ReadError> {
     let relative = format!("proc/{pid}/task/{tid}/status");
-    from_status(root, &relative, "a line Cpus_allowed_list", |line| {
-        CpuSet::parse_list(line.strip_prefix("Cpus_allowed_list:")?).ok()
-    })
+    from_status(root, &relative, "a line Cpus_allowed_list", cpus_in_status)
 }
 
 /// The number of the vCPU that a thread's cgroup says it is: libvirt gives each its own group `vcpuN`.
@@ -131,9 +136,13 @@ pub fn allowed_cpus(root: &Root, pid: u32, tid: u32) -> Result<Option<CpuSet>, R
 /// When its `cgroup` can't be read.
 pub fn vcpu_group(root: &Root, pid: u32, tid: u32) -> Result<Option<u32>, ReadError> {
     let text = root.read_text(&format!("proc/{pid}/task/{tid}/cgroup"))?;
-    let text = text.unwrap_or_default();
-    let mut groups = text.lines().filter_map(|line| line.rsplit_once('/'));
-    Ok(groups.find_map(|(_, group)| after_prefix(group, "vcpu")))
+    Ok(vcpu_in_groups(text.as_deref().unwrap_or_default()))
+}
+
+/// The number in a group `vcpuN` of a thread's `cgroup`.
+pub(super) fn vcpu_in_groups(cgroup: &str) -> Option<u32> {
+    let mut groups = cgroup.lines().filter_map(|line| line.rsplit_once('/'));
+    groups.find_map(|(_, group)| after_prefix(group, "vcpu"))
 }
 
 /// The user whose rights a process has; `None` when it is gone.
@@ -142,17 +151,36 @@ pub fn vcpu_group(root: &Root, pid: u32, tid: u32) -> Result<Option<u32>, ReadEr
 /// When its `status` can't be read or names none.
 pub fn effective_uid(root: &Root, pid: u32) -> Result<Option<u32>, ReadError> {
     let relative = format!("proc/{pid}/status");
-    from_status(root, &relative, "a line Uid with four numbers", |line| {
-        // Real, effective, saved and file system's.
-        line.strip_prefix("Uid:")?
-            .split_ascii_whitespace()
-            .nth(1)?
-            .parse()
-            .ok()
-    })
+    from_status(
+        root,
+        &relative,
+        "a line Uid with four numbers",
+        uid_in_status,
+    )
 }
 
-/// What the first line says that `parse` understands.
+/// The CPUs that a `status` allows; none at all is no answer.
+pub(super) fn cpus_in_status(status: &str) -> Option<CpuSet> {
+    CpuSet::parse_list(status_value(status, "Cpus_allowed_list")?)
+        .ok()
+        .filter(|cpus| !cpus.is_empty())
+}
+
+/// The effective user in a `status`.
+pub(super) fn uid_in_status(status: &str) -> Option<u32> {
+    // Real, effective, saved and file system's.
+    let mut ids = status_value(status, "Uid")?.split_ascii_whitespace();
+    ids.nth(1).and_then(number)
+}
+
+/// A thread's name in the innermost PID namespace, in its `status`; kernels without PID namespaces tell none.
+pub(super) fn innermost_pid(status: &str) -> Option<u32> {
+    // This host's comes first.
+    let names = status_value(status, "NSpid")?.split_ascii_whitespace();
+    names.last().and_then(number)
+}
+
+/// What `parse` makes of a `status`.
 fn from_status<T>(
     root: &Root,
     relative: &str,
@@ -162,8 +190,7 @@ fn from_status<T>(
     let Some(text) = root.read_text(relative)?.filter(|text| !text.is_empty()) else {
         return Ok(None);
     };
-    let value = text.lines().find_map(parse);
-    value
+    parse(&text)
         .map(Some)
         .ok_or_else(|| ReadError::content(&root.path(relative), expected, &text))
 }

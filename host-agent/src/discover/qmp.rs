@@ -19,6 +19,7 @@ use serde_json::Value;
 
 use super::process;
 use crate::model::VmId;
+use crate::procfs::unix_sockets;
 use crate::root::{ReadError, Root};
 
 /// So long the monitor is held at most.
@@ -53,7 +54,7 @@ pub(super) enum QmpError {
 }
 
 /// Thread ids on this host, by vCPU index.
-type Threads = BTreeMap<u32, u32>;
+pub(super) type Threads = BTreeMap<u32, u32>;
 
 /// What QEMUs have said.
 #[derive(Debug, Default)]
@@ -185,18 +186,13 @@ pub(super) fn ask(root: &Root, pid: u32, path: &Path) -> Result<Threads, QmpErro
     })
 }
 
-/// Is somebody connected? Both ends of a connection to a listener, and the listener, have a line with its path; only the listener
-/// is in the state 01.
+/// Is somebody connected? An accepted connection has a line with its listener's path.
 fn in_use(root: &Root, pid: u32, path: &Path) -> Result<bool, ReadError> {
     // The table of the VMM's own network namespace.
     let table = root.read_text(&format!("proc/{pid}/net/unix"))?;
     let table = table.unwrap_or_default();
     let path = path.to_string_lossy();
-    let mut lines = table.lines().map(|line| {
-        let mut fields = line.split_ascii_whitespace().skip(5);
-        (fields.next(), fields.nth(1))
-    });
-    Ok(lines.any(|(state, bound)| state == Some("03") && bound == Some(&*path)))
+    Ok(unix_sockets(&table).any(|socket| socket.connected && socket.path == path))
 }
 
 /// Connects without waiting: the path is the VMM's, which may see other files than this process does.
@@ -316,7 +312,7 @@ fn shortened(text: &str) -> String {
 }
 
 /// `[{"cpu-index": 0, "thread-id": 17, ...}, ...]`
-fn parse(answer: &Value) -> Option<Threads> {
+pub(super) fn parse(answer: &Value) -> Option<Threads> {
     let number = |cpu: &Value, key: &str| u32::try_from(cpu.get(key)?.as_u64()?).ok();
     let cpus = answer.as_array().filter(|cpus| !cpus.is_empty())?;
     let threads: Option<Threads> = cpus
@@ -332,12 +328,7 @@ fn translate(root: &Root, pid: u32, inner: &Threads) -> Result<Option<Threads>, 
     let mut by_inner = BTreeMap::new();
     for tid in process::threads(root, pid)?.into_keys() {
         let status = root.read_text(&format!("proc/{pid}/task/{tid}/status"))?;
-        let names = status.as_deref().unwrap_or_default();
-        let names = names.lines().find_map(|line| line.strip_prefix("NSpid:"));
-        let innermost = names
-            .and_then(|names| names.split_ascii_whitespace().last())
-            .and_then(|name| name.parse().ok());
-        // Kernels without PID namespaces have no such line.
+        let innermost = status.as_deref().and_then(process::innermost_pid);
         by_inner.insert(innermost.unwrap_or(tid), tid);
     }
     Ok(inner

@@ -1,6 +1,8 @@
 //! Names of VMs from their cgroups, for VMMs that don't know the name themselves: systemd-machined's scopes, and what libvirt
 //! makes where there is no systemd.
 
+use crate::procfs::{Escapes, unescape};
+
 /// The VM's name in the text of a `/proc/<pid>/cgroup`. A label, no identity.
 pub(super) fn name(cgroup: &str) -> Option<String> {
     let paths = cgroup.lines().filter_map(|line| line.splitn(3, ':').nth(2));
@@ -12,7 +14,8 @@ pub(super) fn name(cgroup: &str) -> Option<String> {
 /// `machine-qemu\x2d37\x2dweb.scope`
 fn from_scope(part: &str) -> Option<String> {
     let name = part.strip_prefix("machine-")?.strip_suffix(".scope")?;
-    Some(without_driver(&unescape(name)).to_owned())
+    // systemd writes bytes that unit names may not have as `\xHH`.
+    Some(without_driver(&unescape(name, Escapes::Hex)).to_owned())
 }
 
 /// `qemu-37-web.libvirt-qemu`
@@ -33,30 +36,6 @@ fn without_driver(name: &str) -> &str {
         Some((id, name)) if !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_digit()) => name,
         _ => rest,
     }
-}
-
-/// systemd writes bytes that unit names may not have as `\xHH`.
-fn unescape(text: &str) -> String {
-    let mut bytes = Vec::new();
-    let mut rest = text.as_bytes();
-    while let Some((first, after)) = rest.split_first() {
-        let hex = |digits: &[u8]| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok();
-        match after
-            .get(1..3)
-            .filter(|_| rest.starts_with(b"\\x"))
-            .and_then(hex)
-        {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = &after[3..];
-            }
-            None => {
-                bytes.push(*first);
-                rest = after;
-            }
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 #[cfg(test)]

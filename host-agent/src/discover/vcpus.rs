@@ -4,8 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::process;
-use super::vmm::Vmm;
+use super::vmm::{Vmm, after_prefix};
 use crate::model::Vcpus;
+use crate::procfs::number;
 use crate::root::{ReadError, Root};
 
 const DEBUGFS_KVM: &str = "sys/kernel/debug/kvm";
@@ -91,18 +92,11 @@ fn from_debugfs(root: &Root, pid: u32, fd: u32) -> Debugfs {
     let directory = format!("{DEBUGFS_KVM}/{pid}-{fd}");
     let mut vcpus = BTreeMap::new();
     for name in root.list(&directory).ok().flatten().unwrap_or_default() {
-        let Some(index) = name
-            .to_str()
-            .and_then(|name| name.strip_prefix("vcpu")?.parse().ok())
-        else {
+        let Some(index) = name.to_str().and_then(|name| after_prefix(name, "vcpu")) else {
             continue;
         };
         let text = root.read_text(&format!("{directory}/vcpu{index}/pid"));
-        match text
-            .ok()
-            .flatten()
-            .and_then(|text| text.trim().parse().ok())
-        {
+        match text.ok().flatten().and_then(|text| number(text.trim())) {
             None => return Debugfs::Silent,
             Some(0) => return Debugfs::NotRunYet(index),
             Some(tid) => vcpus.insert(index, tid),

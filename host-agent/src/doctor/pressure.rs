@@ -1,11 +1,12 @@
 //! Probe: does the kernel keep pressure figures? Nothing depends on them; they show what a host suffers.
 
 use super::{Notes, Patient};
+use crate::procfs::pressure_of_a_minute;
 
 pub(super) fn look(patient: &Patient<'_>, notes: &mut Notes) {
     let path = patient.root.path("proc/pressure/cpu");
     match patient.root.read_text("proc/pressure/cpu") {
-        Ok(Some(text)) => match average(&text) {
+        Ok(Some(text)) => match pressure_of_a_minute(&text) {
             Some(average) => notes.good(format!(
                 "tasks waited for pCPUs during {average} % of the last minute"
             )),
@@ -23,13 +24,4 @@ pub(super) fn look(patient: &Patient<'_>, notes: &mut Notes) {
             "for pressure figures, boot with psi=1; the broker does without",
         ),
     }
-}
-
-/// `some avg10=0.00 avg60=1.25 ...`
-fn average(text: &str) -> Option<f64> {
-    let line = text.lines().find_map(|line| line.strip_prefix("some "))?;
-    let field = line
-        .split(' ')
-        .find_map(|field| field.strip_prefix("avg60="))?;
-    field.parse().ok()
 }

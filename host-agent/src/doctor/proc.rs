@@ -2,6 +2,7 @@
 
 use super::{Notes, Patient};
 use crate::observe::Observer;
+use crate::procfs::schedstat;
 use std::time::Duration;
 
 pub(super) fn look(patient: &Patient<'_>, notes: &mut Notes) {
@@ -18,10 +19,7 @@ pub(super) fn look(patient: &Patient<'_>, notes: &mut Notes) {
     let relative = "proc/self/schedstat";
     let path = root.path(relative);
     match root.read_text(relative) {
-        Ok(Some(text))
-            if text.split_ascii_whitespace().any(|figure| figure != "0")
-                && !text.trim().is_empty() =>
-        {
+        Ok(Some(text)) if schedstat(&text).is_some_and(|figures| figures != [0; 3]) => {
             notes.good("run and run delay of threads");
         }
         Ok(Some(text)) => notes.bad(

@@ -1,5 +1,7 @@
 use super::*;
 use crate::fixture::Tree;
+use crate::root::{Fault, Faults};
+use std::sync::Arc;
 
 const PROXMOX: &str = include_str!("../../tests/fixtures/proxmox.tree");
 
@@ -193,4 +195,50 @@ fn nothing_at_all_is_bad_and_no_panic() {
     let json = serde_json::to_value(&found).unwrap();
     assert_eq!(json["enforce_is_safe"], false);
     assert_eq!(json["findings"][0]["probe"], "rights");
+}
+
+#[test]
+fn whatever_fails_doctor_says_something_and_does_not_panic() {
+    let tree = host();
+    for seed in 0..60 {
+        let root = Root::with_faults(tree.path(), Arc::new(Faults::any("", seed)));
+        let found = diagnose(&root, &Config::default());
+        for (probe, _) in PROBES
+            .iter()
+            .filter(|(probe, _)| !matches!(*probe, "groups" | "pcpus"))
+        {
+            assert!(
+                found.findings.iter().any(|finding| finding.probe == *probe),
+                "{seed} {probe}: {found}"
+            );
+        }
+        serde_json::to_string(&found).unwrap();
+    }
+}
+
+#[test]
+fn what_is_refused_or_nonsense_is_no_good_finding() {
+    let tree = host();
+    for path in [
+        "proc/self/status",
+        "proc/self/schedstat",
+        "proc/pressure/cpu",
+        "proc/stat",
+        "sys/devices/system/cpu/online",
+        "qemu.slice/103.scope/cpu.weight",
+        "proc/103/task/1030/status",
+    ] {
+        for fault in [Fault::Error(rustix::io::Errno::ACCESS), Fault::Garbage] {
+            let root = Root::with_faults(tree.path(), Arc::new(Faults::always(path, fault)));
+            let found = diagnose(&root, &Config::default());
+            let mut complaints = of(&found, Weight::Warning);
+            complaints.extend(of(&found, Weight::Bad));
+            assert!(
+                complaints
+                    .iter()
+                    .any(|text| text.contains(path) || text.contains("look like VMMs")),
+                "{path} {fault:?}: {found}"
+            );
+        }
+    }
 }

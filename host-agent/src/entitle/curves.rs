@@ -66,6 +66,19 @@ pub(super) struct Level {
 }
 
 impl Level {
+    /// The level where not even the floors are covered: each child gets the same part of its own.
+    fn below_floors(floors: f64, sum: f64, rise: f64) -> Self {
+        Self {
+            level: 0.0,
+            floors: sum / floors,
+            rise: 0.0,
+            floors_rise: rise / floors,
+            knot: 0,
+        }
+    }
+}
+
+impl Level {
     /// The root's at `s`, but for its knot.
     pub(super) fn of_root(s: f64) -> Self {
         if s < 0.0 {
@@ -286,13 +299,7 @@ impl Curves {
     pub(super) fn settle(&self, branch: usize, sum: f64, rise: f64) -> Level {
         let floors = self.floors[branch];
         if sum < floors {
-            return Level {
-                level: 0.0,
-                floors: sum / floors,
-                rise: 0.0,
-                floors_rise: rise / floors,
-                knot: 0,
-            };
+            return Level::below_floors(floors, sum, rise);
         }
         let knots = &self.knots[branch];
         let after = knots.partition_point(|knot| knot.sum <= sum);
@@ -324,13 +331,7 @@ impl Curves {
     ) -> Level {
         let floors = self.floors[branch] - old.floor + new.floor;
         if sum < floors {
-            return Level {
-                level: 0.0,
-                floors: sum / floors,
-                rise: 0.0,
-                floors_rise: rise / floors,
-                knot: 0,
-            };
+            return Level::below_floors(floors, sum, rise);
         }
         let more = |level: f64| new.by_level(level) - old.by_level(level);
         let knots = &self.knots[branch];

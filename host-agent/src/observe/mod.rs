@@ -2,6 +2,8 @@
 //! in [`rates`], which is pure.
 
 pub mod cgroups;
+#[cfg(feature = "fuzz")]
+pub(crate) mod fuzz;
 mod pcpus;
 pub mod rates;
 mod schedstat;

@@ -3,6 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use hint_proto::MAX_CPUS;
+
+use crate::procfs::number;
 use crate::root::{ReadError, Root};
 
 /// `/proc` counts in USER_HZ, which is 100 on every architecture that runs KVM.
@@ -23,11 +26,16 @@ pub struct CpuTimes {
 pub(super) fn read(root: &Root) -> Result<BTreeMap<u32, CpuTimes>, ReadError> {
     let path = root.path("proc/stat");
     let text = root.read_text("proc/stat")?.unwrap_or_default();
-    let times: BTreeMap<u32, CpuTimes> = text.lines().filter_map(parse_line).collect();
+    let times = parse(&text);
     if times.is_empty() {
         return Err(ReadError::content(&path, "lines cpu0, cpu1, ...", &text));
     }
     Ok(times)
+}
+
+/// The times in the text of a `/proc/stat`.
+pub(super) fn parse(text: &str) -> BTreeMap<u32, CpuTimes> {
+    text.lines().filter_map(parse_line).collect()
 }
 
 /// `cpu3 user nice system idle iowait irq softirq steal ...`; old kernels have fewer columns, which then count nothing. A line
@@ -36,10 +44,10 @@ fn parse_line(line: &str) -> Option<(u32, CpuTimes)> {
     let mut fields = line.strip_prefix("cpu")?.split_ascii_whitespace();
     let cpu = fields
         .next()
-        .filter(|_| !line.starts_with("cpu "))?
-        .parse()
-        .ok()?;
-    let ticks: Vec<u64> = fields.map_while(|field| field.parse().ok()).collect();
+        .filter(|_| !line.starts_with("cpu "))
+        .and_then(number)
+        .filter(|cpu| *cpu < MAX_CPUS)?;
+    let ticks: Vec<u64> = fields.map_while(number).collect();
     let time = |column: usize| {
         Duration::from_millis(
             ticks

@@ -323,4 +323,74 @@ mod tests {
         let first = tick.pcpus.unwrap()[0];
         assert!((first.supply().0 - 0.9).abs() < 1e-9 && (first.used().0 - 0.9).abs() < 1e-9);
     }
+
+    /// What old guest and nested kernels do: steal, and now and then idle, is less than it was.
+    #[test]
+    fn steal_that_falls_is_no_time_and_counted_and_the_next_sample_counts_again() {
+        let mut rates_of = Rates::default();
+        let sample = |second: u64, steal: u64, idle: u64| {
+            let times = CpuTimes {
+                idle: ms(idle),
+                irq: Duration::ZERO,
+                steal: ms(steal),
+            };
+            Sample {
+                at: Duration::from_secs(second),
+                pcpus: Some(BTreeMap::from([(0, times)])),
+                ..Sample::default()
+            }
+        };
+        let mut shares = Vec::new();
+        let mut rejected = 0;
+        for (second, steal, idle) in [
+            (0, 9_000_000_000, 1000),
+            (1, 675_425_670, 1900),
+            (2, 279_017_360, 1890),
+            // More than the time that passed is all of it.
+            (3, 279_517_360, 2890),
+            (4, 279_517_360, 3390),
+        ] {
+            let tick = rates_of.update(sample(second, steal, idle));
+            shares.extend(tick.pcpus.map(|pcpus| (pcpus[0].steal.0, pcpus[0].idle.0)));
+            rejected += tick.rejected;
+        }
+        assert_eq!(shares, [(0.0, 0.9), (0.0, 0.0), (1.0, 1.0), (0.0, 0.5)]);
+        assert_eq!(rejected, 2);
+    }
+
+    #[test]
+    fn a_pcpu_that_left_and_came_back_has_a_new_baseline() {
+        let mut rates_of = Rates::default();
+        let sample = |second: u64, idle: &[(u32, u64)]| {
+            let times = |idle| CpuTimes {
+                idle: ms(idle),
+                ..CpuTimes::default()
+            };
+            let pcpus = idle.iter().map(|(cpu, idle)| (*cpu, times(*idle)));
+            Sample {
+                at: Duration::from_secs(second),
+                pcpus: Some(pcpus.collect()),
+                ..Sample::default()
+            }
+        };
+        rates_of.update(sample(1, &[(0, 0), (1, 9000)]));
+        rates_of.update(sample(2, &[(0, 500)]));
+        let back = rates_of.update(sample(3, &[(0, 1000), (1, 10)]));
+        let seen = |tick: &Tick| {
+            tick.pcpus
+                .as_ref()
+                .unwrap()
+                .iter()
+                .map(|rates| rates.pcpu)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            (seen(&back), back.rejected),
+            (vec![0], 0),
+            "nothing to compare it with"
+        );
+        let next = rates_of.update(sample(4, &[(0, 1500), (1, 260)]));
+        assert_eq!(seen(&next), [0, 1]);
+        assert_eq!(next.pcpus.unwrap()[1].idle.0, 0.25);
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::procfs::stat_fields;
+use crate::procfs::{self, stat_fields};
 use crate::root::{KeptFile, ReadError, Root};
 
 /// What the scheduler says of one thread.
@@ -83,17 +83,16 @@ impl ThreadReader {
     }
 }
 
-struct Figures {
-    run: Duration,
-    run_delay: Duration,
-    slices: u64,
+pub(super) struct Figures {
+    pub(super) run: Duration,
+    pub(super) run_delay: Duration,
+    pub(super) slices: u64,
 }
 
-fn parse(text: &str) -> Option<Figures> {
-    let mut numbers = text.split_ascii_whitespace().map(str::parse::<u64>);
-    let run = Duration::from_nanos(numbers.next()?.ok()?);
-    let run_delay = Duration::from_nanos(numbers.next()?.ok()?);
-    let slices = numbers.next()?.ok()?;
+/// The three numbers of a `schedstat`.
+pub(super) fn parse(text: &str) -> Option<Figures> {
+    let [run, run_delay, slices] = procfs::schedstat(text)?;
+    let (run, run_delay) = (Duration::from_nanos(run), Duration::from_nanos(run_delay));
     Some(Figures {
         run,
         run_delay,

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use hint_proto::CpuSet;
 
 use crate::model::Topology;
+use crate::procfs::number;
 use crate::root::{ReadError, Root};
 
 const CPUS: &str = "sys/devices/system/cpu";
@@ -83,6 +84,8 @@ fn read(root: &Root) -> TopologyScan {
     });
     let nodes = nodes.filter(|(_, cpus)| !cpus.is_empty()).collect();
     let (mut cores, mut capacity) = (BTreeMap::new(), BTreeMap::new());
+    // One cause has as many files as there are CPUs.
+    let mut first_error = None;
     for cpu in online.iter() {
         // A kernel without this file, and a CPU whose siblings are unknown: a core of its own.
         let siblings = list(
@@ -90,21 +93,25 @@ fn read(root: &Root) -> TopologyScan {
             &format!("{CPUS}/cpu{cpu}/topology/thread_siblings_list"),
         );
         let siblings = siblings
-            .ok()
-            .flatten()
+            .unwrap_or_else(|error| {
+                first_error.get_or_insert(error);
+                None
+            })
             .map(|siblings| siblings.intersection(&online))
             .filter(|siblings| siblings.contains(cpu))
             .unwrap_or_else(|| CpuSet::from_iter([cpu]));
         cores.insert(siblings.first().unwrap_or(cpu), siblings);
-        let speed = root
-            .read_text(&format!("{CPUS}/cpu{cpu}/cpu_capacity"))
-            .ok()
-            .flatten()
-            .and_then(|text| text.trim().parse().ok());
-        if let Some(speed) = speed {
-            capacity.insert(cpu, speed);
+        match speed(root, cpu) {
+            Ok(speed) => capacity.extend(speed.map(|speed| (cpu, speed))),
+            Err(error) => {
+                first_error.get_or_insert(error);
+            }
         }
     }
+    scan.degraded.extend(
+        first_error
+            .map(|error| format!("{error}: some cores, or the speeds of pCPUs, are not known")),
+    );
     // Speeds of some and not of others can't be compared.
     if capacity.len() != online.len() {
         capacity.clear();
@@ -119,17 +126,32 @@ fn read(root: &Root) -> TopologyScan {
     scan
 }
 
+/// How fast a pCPU is beside others; `None` when the kernel doesn't tell.
+fn speed(root: &Root, cpu: u32) -> Result<Option<u32>, ReadError> {
+    let relative = format!("{CPUS}/cpu{cpu}/cpu_capacity");
+    let Some(text) = root.read_text(&relative)? else {
+        return Ok(None);
+    };
+    number(text.trim())
+        .map(Some)
+        .ok_or_else(|| ReadError::content(&root.path(&relative), "a number", &text))
+}
+
 /// A cpulist; `None` when there is no such file. Some kernels print a set that they don't keep as `(null)`.
 fn list(root: &Root, relative: &str) -> Result<Option<CpuSet>, ReadError> {
     let Some(text) = root.read_text(relative)? else {
         return Ok(None);
     };
+    parse_list(&text)
+        .ok_or_else(|| ReadError::content(&root.path(relative), "a list of CPUs", &text))
+}
+
+/// What is in the text of a cpulist, `Some(None)` for `(null)`; `None` when it is none.
+pub(super) fn parse_list(text: &str) -> Option<Option<CpuSet>> {
     if text.trim() == "(null)" {
-        return Ok(None);
+        return Some(None);
     }
-    CpuSet::parse_list(&text)
-        .map(Some)
-        .map_err(|_| ReadError::content(&root.path(relative), "a list of CPUs", &text))
+    CpuSet::parse_list(text).ok().map(Some)
 }
 
 #[cfg(test)]

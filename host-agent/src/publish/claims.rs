@@ -216,6 +216,17 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn a_guest_may_have_as_many_cpus_as_any_linux() {
+        let hello = v1::Hello {
+            online: "0-8191".to_owned(),
+            preferred: "0-1279".to_owned(),
+            ..hello()
+        };
+        let agent = agent(&hello).unwrap();
+        assert_eq!((agent.online.len(), agent.preferred.len()), (8192, 1280));
+    }
+
+    #[test]
     fn a_good_hello_becomes_an_agent() {
         let agent = agent(&hello()).unwrap();
         assert_eq!(agent.actuator, "cpuset");

@@ -4,6 +4,8 @@
 //! what became of the hints. It decides nothing about hints.
 
 mod claims;
+#[cfg(feature = "fuzz")]
+pub(crate) mod fuzz;
 mod limit;
 mod listen;
 mod outbox;

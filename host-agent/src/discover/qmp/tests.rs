@@ -210,3 +210,43 @@ fn an_answer_comes_with_a_later_scan_and_is_kept() {
     let nowhere = monitors.vcpus(&root, id, &[], &BTreeSet::new());
     assert!(nowhere.unwrap_err().contains("no QMP socket"));
 }
+
+#[test]
+fn files_that_fail_while_a_monitor_is_asked_are_named_and_nothing_is_made_up() {
+    use crate::root::{Fault, Faults};
+    let folder = tempfile::tempdir().unwrap();
+    let pid = std::process::id();
+    let tid = my_thread();
+    let answer = format!("{{\"return\": [{{\"cpu-index\": 0, \"thread-id\": {tid}}}]}}\n");
+    let answers: &[&str] = Box::leak(Box::new([
+        "{\"return\": {}}\n",
+        Box::leak(answer.into_boxed_str()) as &str,
+    ]));
+    let cases = [
+        ("net/unix", Fault::Error(rustix::io::Errno::ACCESS)),
+        ("/status", Fault::Error(rustix::io::Errno::OPNOTSUPP)),
+        ("/comm", Fault::Error(rustix::io::Errno::ACCESS)),
+        ("/task", Fault::Error(rustix::io::Errno::SRCH)),
+    ];
+    for (index, (within, fault)) in cases.into_iter().enumerate() {
+        let path = folder.path().join(index.to_string());
+        let server = serve(&path, GREETING, answers);
+        let root = Root::with_faults("/", std::sync::Arc::new(Faults::always(within, fault)));
+        let error = ask(&root, pid, &path).unwrap_err().to_string();
+        let wanted = match within {
+            "/task" => "threads of its process",
+            _ => within,
+        };
+        assert!(error.contains(wanted), "{within}: {error}");
+        // Whoever was not asked at all would wait for ever.
+        drop(UnixStream::connect(&path));
+        let _ = server.join();
+    }
+    // Without the lines of names in PID namespaces the threads are called as they are here.
+    let path = folder.path().join("plain");
+    let server = serve(&path, GREETING, answers);
+    let faults = Faults::always("/status", Fault::Garbage);
+    let root = Root::with_faults("/", std::sync::Arc::new(faults));
+    assert_eq!(ask(&root, pid, &path).unwrap(), BTreeMap::from([(0, tid)]));
+    server.join().unwrap();
+}

@@ -1,7 +1,14 @@
 //! Firecracker, started by itself or by its jailer.
 
-use super::{Identity, Vmm, after_prefix, option};
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use super::{Elsewhere, Identity, Vmm, after_prefix, option};
 use crate::discover::process::Process;
+
+/// Where its API listens when nothing else is said.
+const API_SOCKET: &str = "/run/firecracker.socket";
 
 /// Firecracker.
 #[derive(Debug)]
@@ -17,12 +24,18 @@ impl Vmm for Firecracker {
         false
     }
 
-    /// Its vsock is set up over its API or in a file, so the command line says nothing of it.
+    /// Its vsock is set up over its API or in a file.
     fn identify(&self, process: &Process) -> Identity {
         Identity {
             name: option(&process.arguments, "--id")
                 .unwrap_or_default()
                 .to_owned(),
+            elsewhere: Some(Elsewhere {
+                config_file: option(&process.arguments, "--config-file").map(PathBuf::from),
+                api_socket: Some(PathBuf::from(
+                    option(&process.arguments, "--api-sock").unwrap_or(API_SOCKET),
+                )),
+            }),
             ..Identity::default()
         }
     }
@@ -31,6 +44,15 @@ impl Vmm for Firecracker {
     fn vcpu_index(&self, thread_name: &str) -> Option<u32> {
         after_prefix(thread_name, "fc_vcpu ").or_else(|| after_prefix(thread_name, "fc_vcpu"))
     }
+}
+
+/// Where the vsock of a configuration file (`--config-file`) is: `{"vsock": {"guest_cid": 3, "uds_path": "/v.sock"}, ...}`
+pub(in crate::discover) fn vsock_in_config(json: &[u8]) -> Option<PathBuf> {
+    let config: Value = serde_json::from_slice(json).ok()?;
+    let path = config.get("vsock")?.get("uds_path")?.as_str()?;
+    Some(path)
+        .filter(|path| !path.is_empty() && !path.contains('\0'))
+        .map(PathBuf::from)
 }
 
 #[cfg(test)]
@@ -54,6 +76,46 @@ mod tests {
             };
             assert!(Firecracker.recognises(&process), "{line:?}");
             assert_eq!(Firecracker.identify(&process).name, name, "{line:?}");
+        }
+    }
+
+    #[test]
+    fn its_files_are_on_the_command_line() {
+        let elsewhere = |line: &[&str]| {
+            let arguments = line.iter().map(|argument| (*argument).to_owned()).collect();
+            let identity = Firecracker.identify(&Process { pid: 1, arguments });
+            let found = identity.elsewhere.unwrap();
+            (found.config_file, found.api_socket.unwrap())
+        };
+        assert_eq!(
+            elsewhere(&[
+                "firecracker",
+                "--config-file=vm.json",
+                "--api-sock",
+                "a.sock"
+            ]),
+            (Some(PathBuf::from("vm.json")), PathBuf::from("a.sock"))
+        );
+        assert_eq!(
+            elsewhere(&["firecracker", "--no-api"]),
+            (None, PathBuf::from("/run/firecracker.socket"))
+        );
+    }
+
+    #[test]
+    fn a_configuration_names_the_vsock_or_does_not() {
+        let found = vsock_in_config(
+            br#"{"boot-source":{},"vsock":{"vsock_id":"1","guest_cid":3,"uds_path":"./v.sock"}}"#,
+        );
+        assert_eq!(found, Some(PathBuf::from("./v.sock")));
+        for none in [
+            "",
+            "{}",
+            "[]",
+            r#"{"vsock":null}"#,
+            r#"{"vsock":{"uds_path":7}}"#,
+        ] {
+            assert_eq!(vsock_in_config(none.as_bytes()), None, "{none}");
         }
     }
 

@@ -8,7 +8,10 @@ mod qemu;
 
 use std::path::PathBuf;
 
+pub(super) use self::firecracker::vsock_in_config;
+
 use super::process::Process;
+use crate::procfs::number;
 
 /// What a VMM's command line says of its VM.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -23,8 +26,19 @@ pub struct Identity {
     pub hybrid_socket: Option<PathBuf>,
     /// Sockets of vhost-user back ends; one of them may be a vsock back end, which knows the hybrid socket.
     pub vhost_user_sockets: Vec<PathBuf>,
+    /// Where the hybrid vsock is named when the command line does not.
+    pub elsewhere: Option<Elsewhere>,
     /// Sockets of QEMU's monitor protocol (QMP).
     pub monitors: Vec<PathBuf>,
+}
+
+/// Where else than on its command line a VMM names its hybrid vsock. All paths are as the VMM sees them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Elsewhere {
+    /// Its configuration file.
+    pub config_file: Option<PathBuf>,
+    /// The socket of its API, over which it may have been told of the vsock: the other one that it listens on is that.
+    pub api_socket: Option<PathBuf>,
 }
 
 /// A kind of VMM.
@@ -79,7 +93,5 @@ pub(super) fn key<'a>(list: &'a str, wanted: &str) -> Option<&'a str> {
 
 /// The number that is all that follows a prefix.
 pub(super) fn after_prefix(name: &str, prefix: &str) -> Option<u32> {
-    let digits = name.strip_prefix(prefix)?;
-    let only_digits = digits.bytes().all(|byte| byte.is_ascii_digit());
-    digits.parse().ok().filter(|_| only_digits)
+    name.strip_prefix(prefix).and_then(number)
 }

@@ -42,7 +42,7 @@ pub(super) fn place(
 }
 
 /// `4:cpu,cpuacct:/path`, or `0::/path` for v2. A named hierarchy has `name=...` in the middle.
-fn path_in(line: &str, version: Version) -> Option<&str> {
+pub(super) fn path_in(line: &str, version: Version) -> Option<&str> {
     let mut fields = line.splitn(3, ':');
     let (id, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
     let fits = match version {
@@ -54,7 +54,7 @@ fn path_in(line: &str, version: Version) -> Option<&str> {
 
 /// `path` seen from a mount that shows the group `top`. Both begin at the root of this process's cgroup namespace, above which
 /// lies `/..`.
-fn below(top: &str, path: &str) -> Place {
+pub(super) fn below(top: &str, path: &str) -> Place {
     let rest = match top {
         "/" => Some(path),
         top => path

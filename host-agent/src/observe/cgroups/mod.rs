@@ -5,6 +5,8 @@
 //! due to whom is not decided here.
 
 mod files;
+#[cfg(feature = "fuzz")]
+pub(crate) mod fuzz;
 mod membership;
 mod mounts;
 mod rates;

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::procfs::{Escapes, number, unescape};
 use crate::root::{ReadError, Root};
 
 const MOUNTINFO: &str = "proc/self/mountinfo";
@@ -46,7 +47,8 @@ impl Hierarchies {
             .ok_or_else(|| ReadError::content(&root.path(MOUNTINFO), "a list of mounts", ""))
     }
 
-    fn parse(mountinfo: &str) -> Self {
+    /// What a `mountinfo` says; lines that are none are passed over.
+    pub(super) fn parse(mountinfo: &str) -> Self {
         let mounts: Vec<Mount> = mountinfo.lines().filter_map(Mount::parse).collect();
         let seen: Vec<&Mount> = mounts
             .iter()
@@ -88,10 +90,11 @@ impl Mount {
     fn parse(line: &str) -> Option<Self> {
         // A number of optional fields stands before the dash.
         let (left, right) = line.split_once(" - ")?;
+        let path = |text| unescape(text, Escapes::Octal);
         let mut left = left.split(' ');
         let mut right = right.split(' ');
-        let (id, parent) = (left.next()?.parse().ok()?, left.next()?.parse().ok()?);
-        let (top, point) = (unescape(left.nth(1)?), unescape(left.next()?));
+        let (id, parent) = (number(left.next()?)?, number(left.next()?)?);
+        let (top, point) = (path(left.nth(1)?), path(left.next()?));
         Some(Self {
             id,
             parent,
@@ -138,26 +141,6 @@ fn is_hidden(mount: &Mount, mounts: &[Mount]) -> bool {
         lower = parent;
     }
     false
-}
-
-/// Blanks, tabs, line ends and backslashes of paths are written as three octal digits.
-fn unescape(text: &str) -> String {
-    let mut bytes = Vec::new();
-    let mut rest = text.as_bytes();
-    while let Some((first, after)) = rest.split_first() {
-        let octal = |digits: &[u8]| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok();
-        match after.get(..3).filter(|_| *first == b'\\').and_then(octal) {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = &after[3..];
-            }
-            None => {
-                bytes.push(*first);
-                rest = after;
-            }
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 #[cfg(test)]
@@ -282,6 +265,5 @@ mod tests {
         );
         let loops = "5 6 0:1 / /a rw - cgroup2 none rw\n6 5 0:1 / /b rw - tmpfs none rw\n";
         assert!(Hierarchies::parse(loops).cpu.is_some());
-        assert_eq!(unescape(r"a\040b\134c\9\04"), r"a b\c\9\04");
     }
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::model::{Cpus, Limit};
+use crate::procfs::number;
 
 /// The weight of a new group on the scale of v2.
 const DEFAULT_WEIGHT: f64 = 100.0;
@@ -16,7 +17,7 @@ const DEFAULT_PERIOD_US: f64 = 100_000.0;
 
 /// `cpu.weight`, 1 to 10 000; 0 is what newer kernels say of a group with `cpu.idle`.
 pub(super) fn weight(text: &str) -> Option<f64> {
-    match text.trim().parse::<u32>().ok()? {
+    match number::<u32>(text.trim())? {
         0 => Some(IDLE_WEIGHT),
         weight @ 1..=10_000 => Some(f64::from(weight)),
         _ => None,
@@ -25,7 +26,7 @@ pub(super) fn weight(text: &str) -> Option<f64> {
 
 /// `cpu.shares`, 2 to 262 144, on the scale of v2. Only ratios among siblings count, and those it keeps.
 pub(super) fn shares(text: &str) -> Option<f64> {
-    let shares: u32 = text.trim().parse().ok()?;
+    let shares: u32 = number(text.trim())?;
     (2..=262_144)
         .contains(&shares)
         .then(|| f64::from(shares) * DEFAULT_WEIGHT / DEFAULT_SHARES)
@@ -45,23 +46,20 @@ pub(super) fn cpu_max(text: &str) -> Option<Limit> {
     let mut fields = text.split_ascii_whitespace();
     let quota = fields.next()?;
     let period = match fields.next() {
-        Some(period) => period.parse::<u32>().ok()?.into(),
+        Some(period) => number::<u32>(period)?.into(),
         None => DEFAULT_PERIOD_US,
     };
     if quota == "max" {
         return Some(Limit::None);
     }
-    at(quota.parse().ok()?, period)
+    at(number(quota)?, period)
 }
 
 /// `cpu.cfs_quota_us` and `cpu.cfs_period_us`; -1 is no limit.
 pub(super) fn cfs_quota(quota: &str, period: &str) -> Option<Limit> {
-    match quota.trim().parse::<i64>().ok()? {
-        -1 => Some(Limit::None),
-        quota => at(
-            u64::try_from(quota).ok()?,
-            period.trim().parse::<u32>().ok()?.into(),
-        ),
+    match quota.trim() {
+        "-1" => Some(Limit::None),
+        quota => at(number(quota)?, number::<u32>(period.trim())?.into()),
     }
 }
 
@@ -78,12 +76,12 @@ pub(super) fn usage_v2(text: &str) -> Option<Duration> {
     let used = text
         .lines()
         .find_map(|line| line.strip_prefix("usage_usec "))?;
-    used.trim().parse().ok().map(Duration::from_micros)
+    number(used.trim()).map(Duration::from_micros)
 }
 
 /// `cpuacct.usage`, in nanoseconds.
 pub(super) fn usage_v1(text: &str) -> Option<Duration> {
-    text.trim().parse().ok().map(Duration::from_nanos)
+    number(text.trim()).map(Duration::from_nanos)
 }
 
 #[cfg(test)]
