@@ -5,12 +5,12 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::time::Instant;
 
 use hint_proto::{CpuSet, v1};
 
 use crate::apply::{Actuator, ApplyError, Plan, Wish, carry_out};
 use crate::choose::choose;
+use crate::clock::Moment;
 use crate::error::chain;
 use crate::files::Files;
 use crate::guardian::{Guardian, GuardianError};
@@ -140,8 +140,8 @@ impl Fold {
     pub fn follow(
         &mut self,
         usable: u32,
-        lease_ends: Instant,
-        now: Instant,
+        lease_ends: Moment,
+        now: Moment,
     ) -> Result<Change, FoldError> {
         let in_use = match &self.folded {
             Some(folded) => folded.preferred.clone(),
@@ -179,7 +179,7 @@ impl Fold {
         Ok(Change::Applied)
     }
 
-    fn commit(&mut self, plan: Plan, preferred: CpuSet, now: Instant) -> Result<(), FoldError> {
+    fn commit(&mut self, plan: Plan, preferred: CpuSet, now: Moment) -> Result<(), FoldError> {
         let result = self.secure_and_write(&plan, &preferred, now);
         match (&result, &mut self.folded) {
             (Ok(()), _) => {
@@ -210,7 +210,7 @@ impl Fold {
         &mut self,
         plan: &Plan,
         preferred: &CpuSet,
-        now: Instant,
+        now: Moment,
     ) -> Result<(), FoldError> {
         self.state.save(&plan.record)?;
         self.guardian.hold(&plan.record, now)?;
@@ -231,7 +231,7 @@ impl Fold {
     ///
     /// # Errors
     /// When something can't be put back; the guest then still counts as folded, and another try does the rest.
-    pub fn unfold(&mut self, now: Instant) -> Result<Option<Restored>, FoldError> {
+    pub fn unfold(&mut self, now: Moment) -> Result<Option<Restored>, FoldError> {
         let Some(folded) = &self.folded else {
             return Ok(None);
         };

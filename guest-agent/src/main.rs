@@ -11,11 +11,13 @@ use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand};
 use hint_agent::agent;
 use hint_agent::apply::{self, Choice, Probed};
+use hint_agent::clock::Moment;
 use hint_agent::config::{Config, DEFAULT_STATE_DIR, Overrides};
 use hint_agent::error::chain;
 use hint_agent::files::Root;
 use hint_agent::fold::Fold;
 use hint_agent::guardian::{self, Guardian, Launch};
+use hint_agent::lock;
 use hint_agent::restore::{StateDir, restore_left_over};
 use hint_agent::session::Endpoint;
 use tracing::level_filters::LevelFilter;
@@ -103,15 +105,18 @@ fn run(endpoint: Option<Endpoint>, actuator: Option<Choice>, common: Common) -> 
     )?;
     let files = Root::new(&common.root);
     let state = StateDir::new(&config.state_dir);
-    let Some(lock) = wait_for_lock(&state)? else {
+    let Some(lock) = wait_for_lock(&files)? else {
         bail!(
-            "another hint-agent or its guardian uses {}; stop it first",
-            config.state_dir.display()
+            "another hint-agent or its guardian runs in this guest and has locked {}; stop it first",
+            lock::PATH
         );
     };
     if let Some(restored) = restore_left_over(&files, &state)? {
+        if let Some(aside) = &restored.damaged {
+            tracing::error!("{}", damaged(aside));
+        }
         tracing::warn!(
-            files = restored.files.len(),
+            files = restored.files.len() + restored.replaced.len(),
             "put back what an agent before this one had left"
         );
     }
@@ -128,7 +133,7 @@ fn run(endpoint: Option<Endpoint>, actuator: Option<Choice>, common: Common) -> 
         state: state.clone(),
         lock,
     };
-    let guardian = Guardian::start(launch, Instant::now())?;
+    let guardian = Guardian::start(launch, Moment::now())?;
     let fold = Fold::new(Box::new(files), actuator, state, guardian)?;
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -153,15 +158,19 @@ fn restore(common: Common) -> anyhow::Result<()> {
         }
     };
     let state = StateDir::new(state_dir);
-    if state.load()?.is_none() {
+    if matches!(state.load(), Ok(None)) {
         println!("nothing to restore");
         return Ok(());
     }
     // The lock is not a condition: whoever calls this wants the mask back now.
-    let _lock = wait_for_lock(&state)?;
-    match restore_left_over(&Root::new(&common.root), &state)? {
+    let files = Root::new(&common.root);
+    let _lock = wait_for_lock(&files)?;
+    match restore_left_over(&files, &state)? {
         None => println!("nothing to restore"),
         Some(restored) => {
+            if let Some(aside) = &restored.damaged {
+                println!("{}", damaged(aside));
+            }
             for path in restored.files {
                 println!("restored {}", path.display());
             }
@@ -176,11 +185,19 @@ fn restore(common: Common) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The state directory's lock, for which a predecessor's guardian gets some time.
-fn wait_for_lock(state: &StateDir) -> anyhow::Result<Option<std::fs::File>> {
+/// What to tell when the record of what to put back can't be read.
+fn damaged(aside: &Path) -> String {
+    format!(
+        "the restore record is damaged, so every mask is opened: all CPUs may be used. Where a top-level group had a cpuset.cpus of its own, set it again. The record is kept as {}",
+        aside.display()
+    )
+}
+
+/// The guest's lock, for which a predecessor's guardian gets some time.
+fn wait_for_lock(files: &Root) -> anyhow::Result<Option<std::fs::File>> {
     let start = Instant::now();
     loop {
-        let lock = state.lock()?;
+        let lock = lock::take(files)?;
         if lock.is_some() || start.elapsed() > HANDOVER {
             return Ok(lock);
         }

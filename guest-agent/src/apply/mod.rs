@@ -15,7 +15,7 @@ use crate::topology::{Topology, TopologyError};
 
 mod cpuset;
 mod observe;
-mod paravirt;
+pub(crate) mod paravirt;
 
 pub use cpuset::Cpuset;
 pub use observe::Observe;
