@@ -18,5 +18,6 @@ pub mod lock;
 pub mod open;
 pub mod restore;
 pub mod session;
+pub mod status;
 pub mod system;
 pub mod topology;

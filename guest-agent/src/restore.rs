@@ -86,7 +86,7 @@ fn same(a: &str, b: &str) -> bool {
 }
 
 /// What a restoration did.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct Restored {
     /// Files that have their text back.
     pub files: Vec<PathBuf>,
@@ -206,6 +206,13 @@ impl StateDir {
     /// When the directory can't be made or written.
     pub fn publish(&self, preferred: &CpuSet) -> Result<(), RestoreError> {
         self.replace(&self.preferred(), &format!("{preferred}\n"))
+    }
+
+    /// What [`StateDir::publish`] has published; `None` when nothing is, or it can't be read.
+    #[must_use]
+    pub fn published(&self) -> Option<String> {
+        let text = fs::read_to_string(self.preferred()).ok()?;
+        Some(text.trim().to_owned())
     }
 
     /// Removes record and published CPUs; missing files are no error.

@@ -16,10 +16,12 @@ use crate::topology::{Topology, TopologyError};
 mod cpuset;
 mod observe;
 pub(crate) mod paravirt;
+mod survey;
 
 pub use cpuset::Cpuset;
 pub use observe::Observe;
 pub use paravirt::Paravirt;
+pub use survey::{Candidate, Survey};
 
 /// Which actuator the operator wants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, clap::ValueEnum)]
