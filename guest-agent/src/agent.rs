@@ -25,7 +25,7 @@ use tokio::time::{self, MissedTickBehavior};
 
 use crate::clock::{Alarm, Moment};
 use crate::error::chain;
-use crate::fold::{Change, Fold, FoldError};
+use crate::fold::{Ask, Change, Fold, FoldError};
 use crate::hint;
 use crate::lease::Lease;
 use crate::session::{self, Endpoint, Event, Outbox};
@@ -216,7 +216,12 @@ impl Agent {
             );
         }
         if hint.mode() == v1::Mode::Enforce {
-            self.enforce(hint.usable, renewal, received, lease);
+            let ask = Ask {
+                usable: hint.usable,
+                vcpus: hint.vcpus,
+                keep: hint.keep.clone(),
+            };
+            self.enforce(&ask, renewal, received, lease);
         } else if self.fold.is_folded() {
             self.restore(Moment::now());
         } else if !renewal {
@@ -224,7 +229,7 @@ impl Agent {
         }
     }
 
-    fn enforce(&mut self, usable: u32, renewal: bool, received: Moment, lease: Duration) {
+    fn enforce(&mut self, ask: &Ask, renewal: bool, received: Moment, lease: Duration) {
         let now = Moment::now();
         self.lease.grant(received, lease);
         self.restore_again = None;
@@ -232,7 +237,7 @@ impl Agent {
             return;
         }
         self.apply_again = None;
-        match self.fold.follow(usable, received + lease, now) {
+        match self.fold.follow(ask, received + lease, now) {
             Ok(Change::None) if renewal => {}
             Ok(Change::None) if !self.fold.is_folded() => {
                 self.answer(v1::Outcome::Applied, String::new());

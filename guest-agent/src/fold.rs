@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use hint_proto::{CpuSet, v1};
 
 use crate::apply::{Actuator, ApplyError, Plan, Wish, carry_out};
-use crate::choose::choose;
+use crate::choose::{Preference, choose};
 use crate::clock::Moment;
 use crate::error::chain;
 use crate::files::Files;
@@ -33,6 +33,20 @@ pub enum FoldError {
     /// The topology is not known.
     #[error(transparent)]
     Topology(#[from] TopologyError),
+}
+
+/// How often a hint is tried when CPUs come or go between the choice and the write.
+const TRIES: u32 = 3;
+
+/// What a hint asks of the mask.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Ask {
+    /// How many CPUs to use.
+    pub usable: u32,
+    /// The VM's vCPUs, as the host counts them.
+    pub vcpus: u32,
+    /// vCPUs by number, those first that the host would rather keep.
+    pub keep: Vec<u32>,
 }
 
 /// What following a hint came to.
@@ -133,13 +147,31 @@ impl Fold {
         Ok(self.actuator.current(self.files.as_ref(), &online)?)
     }
 
-    /// Makes the guest use `usable` CPUs, and the guardian expect the next word by `lease_ends`.
+    /// Makes the guest use as many CPUs as `ask` says, and the guardian expect the next word by `lease_ends`. When CPUs come or go
+    /// meanwhile, so that the kernel refuses what was chosen, it chooses again.
     ///
     /// # Errors
     /// When it can't be done; the mask is as it was before, unless the error says otherwise.
     pub fn follow(
         &mut self,
-        usable: u32,
+        ask: &Ask,
+        lease_ends: Moment,
+        now: Moment,
+    ) -> Result<Change, FoldError> {
+        let mut result = self.follow_once(ask, lease_ends, now);
+        for _ in 1..TRIES {
+            let changed = topology::online(self.files.as_ref())? != self.topology.online;
+            if !(changed && matches!(result, Err(FoldError::Apply(_)))) {
+                break;
+            }
+            result = self.follow_once(ask, lease_ends, now);
+        }
+        result
+    }
+
+    fn follow_once(
+        &mut self,
+        ask: &Ask,
         lease_ends: Moment,
         now: Moment,
     ) -> Result<Change, FoldError> {
@@ -149,7 +181,8 @@ impl Fold {
         };
         let topology = self.topology()?;
         let online = topology.online.clone();
-        let preferred = choose(topology, &in_use, usable);
+        let preference = Preference::new(topology, ask.vcpus, &ask.keep);
+        let preferred = choose(topology, &in_use, ask.usable, &preference);
         if preferred == online {
             return Ok(match self.unfold(now)? {
                 Some(_) => Change::Unfolded,

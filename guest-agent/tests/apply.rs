@@ -12,7 +12,7 @@ use common::{Guest, PROGRAM};
 use hint_agent::apply::{self, ApplyError, Choice};
 use hint_agent::clock::Moment;
 use hint_agent::files::Root;
-use hint_agent::fold::{Change, Fold, FoldError};
+use hint_agent::fold::{Ask, Change, Fold, FoldError};
 use hint_agent::guardian::{Guardian, Launch};
 use hint_agent::lock;
 use hint_agent::restore::{RestoreError, StateDir, restore, restore_left_over};
@@ -82,7 +82,11 @@ fn fold(guest: &Guest, kernel: &Kernel, choice: Choice) -> Fold {
 
 fn follow(fold: &mut Fold, usable: u32) -> Result<Change, FoldError> {
     let now = Moment::now();
-    fold.follow(usable, now + Duration::from_secs(120), now)
+    let ask = Ask {
+        usable,
+        ..Ask::default()
+    };
+    fold.follow(&ask, now + Duration::from_secs(120), now)
 }
 
 /// Each kind of guest that the contract is kept on, with its actuator.
@@ -489,4 +493,22 @@ fn without_knowing_what_was_found_every_mask_is_opened() {
     assert_eq!(guest.get(&cpus_of("user.slice")), "\n");
     assert_eq!(guest.get(&cpus_of("partition")), "5\n");
     assert_eq!(restore_left_over(&kernel, &state).unwrap(), None);
+}
+
+#[test]
+fn cpus_that_go_between_the_choice_and_the_write_are_chosen_without() {
+    let (guest, kernel) = paravirt_guest(4);
+    let mut fold = fold(&guest, &kernel, Choice::Paravirt);
+    // Of 0-3, 1-3 would be avoided; with 1 and 3 gone that is more than there are.
+    kernel.online_at_next_write("0,2\n");
+    assert_eq!(follow(&mut fold, 1).unwrap(), Change::Applied);
+    assert_eq!(guest.avoided(), "2");
+    kernel.online_at_next_write("0\n");
+    guest.put(common::ONLINE, "0-3\n");
+    assert_eq!(
+        follow(&mut fold, 2).unwrap(),
+        Change::Unfolded,
+        "one is left"
+    );
+    assert_eq!(guest.avoided(), "");
 }
