@@ -70,6 +70,8 @@ struct Agent {
     restore_again: Option<Moment>,
     /// The guardian wants to be looked at then.
     tend_again: Option<Moment>,
+    /// Why the last hint was not applied; empty when it was.
+    trouble: String,
 }
 
 /// Runs until a signal ends it; the mask as found is then back.
@@ -97,6 +99,7 @@ pub async fn run(fold: Fold, endpoint: Endpoint) -> Result<(), AgentError> {
         apply_again: None,
         restore_again: None,
         tend_again: None,
+        trouble: String::new(),
     };
     loop {
         let due = agent.due();
@@ -242,13 +245,17 @@ impl Agent {
             Ok(Change::None) if !self.fold.is_folded() => {
                 self.answer(v1::Outcome::Applied, String::new());
             }
-            Ok(_) => self.answer(self.success(), String::new()),
+            Ok(_) => {
+                self.trouble.clear();
+                self.answer(self.success(), String::new());
+            }
             Err(error) => {
                 let text = chain(&error);
                 tracing::error!("the hint is not applied: {text}");
                 self.apply_again = Some(now + RETRY);
+                self.trouble.clone_from(&text);
                 self.answer(v1::Outcome::Failed, text);
-                if matches!(error, FoldError::Guardian(_)) {
+                if matches!(error, FoldError::Guardian(_) | FoldError::Governor) {
                     self.restore(now);
                 }
             }
@@ -315,7 +322,24 @@ impl Agent {
                 runnable_tasks: system::runnable_tasks(self.fold.files()),
                 steal_ms: system::steal_ms(self.fold.files()),
                 online: self.online(),
+                pressure_us: system::pressure_us(self.fold.files()),
+                preferred: self
+                    .fold
+                    .current()
+                    .map(|cpus| cpus.to_string())
+                    .unwrap_or_default(),
+                pinned_outside: self.fold.pinned_outside(),
+                trouble: self.trouble(),
             }));
+        }
+    }
+
+    /// Why hints are not applied; empty when they are.
+    fn trouble(&self) -> String {
+        if system::steal_governor(self.fold.files()) {
+            system::GOVERNOR_ADVICE.to_owned()
+        } else {
+            self.trouble.clone()
         }
     }
 

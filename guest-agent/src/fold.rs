@@ -14,7 +14,7 @@ use crate::clock::Moment;
 use crate::error::chain;
 use crate::files::Files;
 use crate::guardian::{Guardian, GuardianError};
-use crate::restore::{Record, RestoreError, Restored, StateDir, restore};
+use crate::restore::{Published, Record, RestoreError, Restored, StateDir, restore};
 use crate::system;
 use crate::topology::{self, Topology, TopologyError};
 
@@ -30,6 +30,9 @@ pub enum FoldError {
     /// There is no guardian.
     #[error(transparent)]
     Guardian(#[from] GuardianError),
+    /// Somebody else chooses the guest's CPUs.
+    #[error("{}", system::GOVERNOR_ADVICE)]
+    Governor,
     /// The topology is not known.
     #[error(transparent)]
     Topology(#[from] TopologyError),
@@ -71,6 +74,8 @@ pub struct Fold {
     folded: Option<Folded>,
     /// Files that others write now; each was logged when it was lost.
     lost: BTreeSet<PathBuf>,
+    /// What other programs are told.
+    published: Published,
 }
 
 /// What is known while folded.
@@ -100,6 +105,7 @@ impl Fold {
             topology,
             folded: None,
             lost: BTreeSet::new(),
+            published: Published::default(),
         })
     }
 
@@ -147,6 +153,18 @@ impl Fold {
         Ok(self.actuator.current(self.files.as_ref(), &online)?)
     }
 
+    /// Tasks pinned to avoided CPUs alone; `None` when that is not known, or the actuator moves them.
+    #[must_use]
+    pub fn pinned_outside(&self) -> Option<u32> {
+        match (&self.folded, self.actuator.pinned_tasks()) {
+            (Some(folded), v1::PinnedTasks::Stay) => {
+                system::pinned_outside(self.files.as_ref(), &folded.preferred)
+            }
+            (None, _) => Some(0),
+            (Some(_), _) => None,
+        }
+    }
+
     /// Makes the guest use as many CPUs as `ask` says, and the guardian expect the next word by `lease_ends`. When CPUs come or go
     /// meanwhile, so that the kernel refuses what was chosen, it chooses again.
     ///
@@ -175,6 +193,11 @@ impl Fold {
         lease_ends: Moment,
         now: Moment,
     ) -> Result<Change, FoldError> {
+        if self.actuator.kind() != v1::Actuator::Observe
+            && system::steal_governor(self.files.as_ref())
+        {
+            return Err(FoldError::Governor);
+        }
         let in_use = match &self.folded {
             Some(folded) => folded.preferred.clone(),
             None => self.current()?,
@@ -208,12 +231,19 @@ impl Fold {
         if same && plan.writes.is_empty() {
             return Ok(Change::None);
         }
+        self.published = Published {
+            usable: ask.usable,
+            vcpus: ask.vcpus,
+            actuator: self.actuator.name().to_owned(),
+            preferred: wish.preferred.to_string(),
+            online: wish.online.to_string(),
+        };
         self.commit(plan, wish.preferred, now)?;
         Ok(Change::Applied)
     }
 
     fn commit(&mut self, plan: Plan, preferred: CpuSet, now: Moment) -> Result<(), FoldError> {
-        let result = self.secure_and_write(&plan, &preferred, now);
+        let result = self.secure_and_write(&plan, now);
         match (&result, &mut self.folded) {
             (Ok(()), _) => {
                 self.folded = Some(Folded {
@@ -224,8 +254,8 @@ impl Fold {
             // The fold before is in force again, and the record names what both wrote.
             (Err(_), Some(folded)) => {
                 folded.record = plan.record;
-                let preferred = folded.preferred.clone();
-                self.state.publish(&preferred)?;
+                self.published.preferred = folded.preferred.to_string();
+                self.state.publish(&self.published)?;
             }
             (Err(error), None) => {
                 tracing::debug!("back to the mask as found: {}", chain(error));
@@ -239,16 +269,11 @@ impl Fold {
         result
     }
 
-    fn secure_and_write(
-        &mut self,
-        plan: &Plan,
-        preferred: &CpuSet,
-        now: Moment,
-    ) -> Result<(), FoldError> {
+    fn secure_and_write(&mut self, plan: &Plan, now: Moment) -> Result<(), FoldError> {
         self.state.save(&plan.record)?;
         self.guardian.hold(&plan.record, now)?;
         carry_out(self.files.as_ref(), &plan.writes)?;
-        self.state.publish(preferred)?;
+        self.state.publish(&self.published)?;
         Ok(())
     }
 

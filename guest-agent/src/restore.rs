@@ -27,6 +27,21 @@ pub struct Record {
     pub enabled_cpuset: Option<PathBuf>,
 }
 
+/// What other programs are told while the guest is folded, or would be.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+pub struct Published {
+    /// The number of vCPUs that the host says can run.
+    pub usable: u32,
+    /// The VM's vCPUs, as the host counts them.
+    pub vcpus: u32,
+    /// The actuator; with `observe` nothing is applied.
+    pub actuator: String,
+    /// CPUs to use, as a kernel cpulist.
+    pub preferred: String,
+    /// Online CPUs, as a kernel cpulist.
+    pub online: String,
+}
+
 /// One file of a record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
@@ -200,12 +215,24 @@ impl StateDir {
         Ok(aside)
     }
 
-    /// Publishes the CPUs to use.
+    /// The fold as JSON, for programs that want to know more.
+    #[must_use]
+    pub fn hint(&self) -> PathBuf {
+        self.0.join("hint.json")
+    }
+
+    /// Tells other programs which CPUs to use.
     ///
     /// # Errors
     /// When the directory can't be made or written.
-    pub fn publish(&self, preferred: &CpuSet) -> Result<(), RestoreError> {
-        self.replace(&self.preferred(), &format!("{preferred}\n"))
+    pub fn publish(&self, published: &Published) -> Result<(), RestoreError> {
+        let path = self.hint();
+        let text = serde_json::to_string(published).map_err(|source| RestoreError::Record {
+            path: path.clone(),
+            source,
+        })?;
+        self.replace(&path, &format!("{text}\n"))?;
+        self.replace(&self.preferred(), &format!("{}\n", published.preferred))
     }
 
     /// What [`StateDir::publish`] has published; `None` when nothing is, or it can't be read.
@@ -220,7 +247,7 @@ impl StateDir {
     /// # Errors
     /// When a file can't be removed.
     pub fn clear(&self) -> Result<(), RestoreError> {
-        for path in [self.preferred(), self.record()] {
+        for path in [self.preferred(), self.hint(), self.record()] {
             match fs::remove_file(&path) {
                 Err(error) if !is_gone(&error) => return Err(state("remove", &path, error)),
                 _ => {}

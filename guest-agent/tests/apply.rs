@@ -19,7 +19,13 @@ use hint_agent::restore::{RestoreError, StateDir, restore, restore_left_over};
 use hint_proto::{CpuSet, v1};
 use rustix::io::Errno;
 
-const ERRNOS: [Errno; 4] = [Errno::INVAL, Errno::ACCESS, Errno::IO, Errno::NOSPC];
+const ERRNOS: [Errno; 5] = [
+    Errno::INVAL,
+    Errno::ACCESS,
+    Errno::IO,
+    Errno::NOSPC,
+    Errno::RANGE,
+];
 
 const POSSIBLE: &str = "sys/devices/system/cpu/possible";
 
@@ -511,4 +517,57 @@ fn cpus_that_go_between_the_choice_and_the_write_are_chosen_without() {
         "one is left"
     );
     assert_eq!(guest.avoided(), "");
+}
+
+#[test]
+fn nothing_is_written_beside_the_kernels_own_governor() {
+    for (name, guest, kernel, choice) in all() {
+        let mut fold = fold(&guest, &kernel, choice);
+        follow(&mut fold, 2).unwrap();
+        follow(&mut fold, 8).unwrap();
+        // The module is loaded while the agent runs.
+        guest.put("sys/module/steal_governor/refcnt", "0\n");
+        let found = kernel.tree();
+        kernel.heal();
+        let error = follow(&mut fold, 2).unwrap_err();
+        assert!(matches!(error, FoldError::Governor), "{name}");
+        assert!(error.to_string().contains("modprobe -r steal_governor"));
+        assert!(kernel.writes().is_empty() && !guest.has_record(), "{name}");
+        assert_eq!(kernel.tree(), found, "{name}");
+        let probed = apply::probe(&kernel, Choice::Auto, false).unwrap();
+        assert_eq!(probed.actuator.name(), "observe", "{name}");
+        assert!(
+            probed
+                .rejected
+                .iter()
+                .all(|(_, why)| why.contains("steal_governor"))
+        );
+        guest.put("sys/module/steal_governor/parameters/enabled", "N\n");
+        follow(&mut fold, 2).unwrap();
+        fold.unfold(Moment::now()).unwrap().unwrap();
+    }
+}
+
+#[test]
+fn observe_applies_nothing_and_tells_other_programs() {
+    let guest = Guest::bare(4);
+    let kernel = Kernel::new(guest.root());
+    let mut fold = fold(&guest, &kernel, Choice::Observe);
+    let ask = Ask {
+        usable: 2,
+        vcpus: 4,
+        ..Ask::default()
+    };
+    let now = Moment::now();
+    fold.follow(&ask, now + Duration::from_secs(120), now)
+        .unwrap();
+    assert!(kernel.writes().is_empty());
+    let read = |name: &str| fs::read_to_string(guest.state().join(name)).unwrap();
+    assert_eq!(read("preferred"), "0-1\n");
+    assert_eq!(
+        read("hint.json"),
+        "{\"usable\":2,\"vcpus\":4,\"actuator\":\"observe\",\"preferred\":\"0-1\",\"online\":\"0-3\"}\n"
+    );
+    fold.unfold(now).unwrap().unwrap();
+    assert!(!guest.state().join("preferred").exists() && !guest.state().join("hint.json").exists());
 }

@@ -11,6 +11,7 @@ use serde::Deserialize;
 use crate::error::chain;
 use crate::files::{Files, is_gone};
 use crate::restore::{Record, put_back};
+use crate::system;
 use crate::topology::{Topology, TopologyError};
 
 mod cpuset;
@@ -170,10 +171,13 @@ pub fn probe(
     choice: Choice,
     allow_old_kernel: bool,
 ) -> Result<Probed, ApplyError> {
-    let paravirt =
-        || -> Result<Box<dyn Actuator>, String> { Ok(Box::new(Paravirt::probe(files)?)) };
+    let paravirt = || -> Result<Box<dyn Actuator>, String> {
+        no_other_writer(files)?;
+        Ok(Box::new(Paravirt::probe(files)?))
+    };
     let topology = Topology::read(files)?;
     let cpuset = || -> Result<Box<dyn Actuator>, String> {
+        no_other_writer(files)?;
         Ok(Box::new(Cpuset::probe(files, &topology, allow_old_kernel)?))
     };
     let only = |name, found: Result<Box<dyn Actuator>, String>| match found {
@@ -197,6 +201,15 @@ pub fn probe(
                 rejected,
             })
         }
+    }
+}
+
+/// Does nobody else choose the guest's CPUs?
+fn no_other_writer(files: &dyn Files) -> Result<(), String> {
+    if system::steal_governor(files) {
+        Err(system::GOVERNOR_ADVICE.to_owned())
+    } else {
+        Ok(())
     }
 }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use hint_proto::v1;
 use serde::Serialize;
 
-use super::{Actuator, ApplyError, Choice, Cpuset, Observe, Paravirt, probe};
+use super::{Actuator, ApplyError, Choice, Cpuset, Observe, Paravirt, no_other_writer, probe};
 use crate::files::Files;
 use crate::topology::Topology;
 
@@ -62,8 +62,10 @@ impl Survey {
                 v1::PinnedTasks::Stay | v1::PinnedTasks::Unspecified => "stay",
             },
         };
-        let cpuset = Cpuset::probe(files, &topology, allow_old_kernel).map(drop);
-        let paravirt = Paravirt::probe(files).map(drop);
+        let free = || no_other_writer(files);
+        let cpuset = || Cpuset::probe(files, &topology, allow_old_kernel).map(drop);
+        let cpuset = free().and_then(|()| cpuset());
+        let paravirt = free().and_then(|()| Paravirt::probe(files).map(drop));
         let mut nodes: Vec<u32> = topology.cores.iter().map(|core| core.node).collect();
         nodes.sort_unstable();
         nodes.dedup();
