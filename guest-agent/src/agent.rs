@@ -11,10 +11,11 @@
 //!                SIGTERM               restoring failed
 //! ```
 //!
-//! A lost stream changes nothing: the lease decides. It runs on the monotonic clock in this loop, which waits for no socket.
+//! A lost stream changes nothing: the lease decides. It runs on a
+//! [clock](crate::clock) of its own in this loop, which waits for no socket.
 
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hint_proto::v1;
 use hint_proto::v1::session_request::Message as Request;
@@ -22,8 +23,9 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::{self, MissedTickBehavior};
 
+use crate::clock::{Alarm, Moment};
 use crate::error::chain;
-use crate::fold::{Change, Fold, FoldError};
+use crate::fold::{Ask, Change, Fold, FoldError};
 use crate::hint;
 use crate::lease::Lease;
 use crate::session::{self, Endpoint, Event, Outbox};
@@ -39,9 +41,9 @@ const FAREWELL: Duration = Duration::from_millis(500);
 /// Why the agent ended otherwise than it was told to.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
-    /// Signals can't be received.
-    #[error("can't listen to signals")]
-    Signals(#[from] io::Error),
+    /// Signals can't be received, or the clock has no alarm.
+    #[error("can't listen to signals or to the clock")]
+    Wait(#[from] io::Error),
     /// The mask could not be put back at the end.
     #[error("the mask is not back")]
     Restore(#[from] FoldError),
@@ -63,17 +65,19 @@ struct Agent {
     /// The last hint of this stream; sequence 0 for none yet.
     last: HintId,
     /// Don't try to apply the same hint again before this.
-    apply_again: Option<Instant>,
+    apply_again: Option<Moment>,
     /// Restoring failed and is due then.
-    restore_again: Option<Instant>,
+    restore_again: Option<Moment>,
     /// The guardian wants to be looked at then.
-    tend_again: Option<Instant>,
+    tend_again: Option<Moment>,
+    /// Why the last hint was not applied; empty when it was.
+    trouble: String,
 }
 
 /// Runs until a signal ends it; the mask as found is then back.
 ///
 /// # Errors
-/// When signals can't be received, or the mask can't be put back in the end.
+/// When signals or the clock's alarm can't be received, or the mask can't be put back in the end.
 pub async fn run(fold: Fold, endpoint: Endpoint) -> Result<(), AgentError> {
     let mut children = signal(SignalKind::child())?;
     let mut ends = [
@@ -83,6 +87,7 @@ pub async fn run(fold: Fold, endpoint: Endpoint) -> Result<(), AgentError> {
     ];
     let (sender, mut events) = mpsc::channel(4);
     let session = tokio::spawn(session::run(endpoint, sender));
+    let mut alarm = Alarm::new()?;
     let mut reports = time::interval(REPORT);
     reports.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut agent = Agent {
@@ -94,17 +99,21 @@ pub async fn run(fold: Fold, endpoint: Endpoint) -> Result<(), AgentError> {
         apply_again: None,
         restore_again: None,
         tend_again: None,
+        trouble: String::new(),
     };
     loop {
         let due = agent.due();
         tokio::select! {
             biased;
-            () = sleep_until(due) => agent.on_time(now()),
+            rang = alarm.wait(due) => {
+                rang?;
+                agent.on_time(Moment::now());
+            }
             name = any(&mut ends) => {
                 tracing::info!("{name}: leaving");
                 break;
             }
-            _ = children.recv() => agent.tend(now()),
+            _ = children.recv() => agent.tend(Moment::now()),
             event = events.recv() => match event {
                 Some(event) => agent.on_event(event),
                 None => break,
@@ -126,17 +135,6 @@ pub async fn run(fold: Fold, endpoint: Endpoint) -> Result<(), AgentError> {
     result
 }
 
-fn now() -> Instant {
-    time::Instant::now().into_std()
-}
-
-async fn sleep_until(due: Option<Instant>) {
-    match due {
-        Some(due) => time::sleep_until(due.into()).await,
-        None => std::future::pending().await,
-    }
-}
-
 async fn any(signals: &mut [Signal; 3]) -> &'static str {
     let [terminate, interrupt, hangup] = signals;
     tokio::select! {
@@ -148,14 +146,14 @@ async fn any(signals: &mut [Signal; 3]) -> &'static str {
 
 impl Agent {
     /// When [`Agent::on_time`] has something to do.
-    fn due(&self) -> Option<Instant> {
+    fn due(&self) -> Option<Moment> {
         [self.lease.ends(), self.restore_again, self.tend_again]
             .into_iter()
             .flatten()
             .min()
     }
 
-    fn on_time(&mut self, now: Instant) {
+    fn on_time(&mut self, now: Moment) {
         if self.lease.is_over(now) {
             if self.fold.is_folded() {
                 tracing::warn!("the lease is over: unfolding");
@@ -182,13 +180,13 @@ impl Agent {
                 self.outbox = Some(outbox);
             }
             Event::Hint(hint, received) => self.on_hint(&hint, received),
-            Event::Goodbye => self.on_goodbye(now()),
+            Event::Goodbye => self.on_goodbye(Moment::now()),
             Event::Down => self.outbox = None,
         }
     }
 
     /// The broker waits for the answer, and for the end of what this side has to say.
-    fn on_goodbye(&mut self, now: Instant) {
+    fn on_goodbye(&mut self, now: Moment) {
         let folded = self.fold.is_folded();
         self.restore(now);
         if !folded {
@@ -197,7 +195,7 @@ impl Agent {
         self.outbox = None;
     }
 
-    fn on_hint(&mut self, hint: &v1::Hint, received: Instant) {
+    fn on_hint(&mut self, hint: &v1::Hint, received: Moment) {
         let lease = match hint::check(hint, self.epoch, self.last.sequence) {
             Ok(lease) => lease,
             Err(why) => {
@@ -221,34 +219,43 @@ impl Agent {
             );
         }
         if hint.mode() == v1::Mode::Enforce {
-            self.enforce(hint.usable, renewal, received, lease);
+            let ask = Ask {
+                usable: hint.usable,
+                vcpus: hint.vcpus,
+                keep: hint.keep.clone(),
+            };
+            self.enforce(&ask, renewal, received, lease);
         } else if self.fold.is_folded() {
-            self.restore(now());
+            self.restore(Moment::now());
         } else if !renewal {
             self.answer(v1::Outcome::Logged, String::new());
         }
     }
 
-    fn enforce(&mut self, usable: u32, renewal: bool, received: Instant, lease: Duration) {
-        let now = now();
+    fn enforce(&mut self, ask: &Ask, renewal: bool, received: Moment, lease: Duration) {
+        let now = Moment::now();
         self.lease.grant(received, lease);
         self.restore_again = None;
         if self.apply_again.is_some_and(|due| now < due) {
             return;
         }
         self.apply_again = None;
-        match self.fold.follow(usable, received + lease, now) {
+        match self.fold.follow(ask, received + lease, now) {
             Ok(Change::None) if renewal => {}
             Ok(Change::None) if !self.fold.is_folded() => {
                 self.answer(v1::Outcome::Applied, String::new());
             }
-            Ok(_) => self.answer(self.success(), String::new()),
+            Ok(_) => {
+                self.trouble.clear();
+                self.answer(self.success(), String::new());
+            }
             Err(error) => {
                 let text = chain(&error);
                 tracing::error!("the hint is not applied: {text}");
                 self.apply_again = Some(now + RETRY);
+                self.trouble.clone_from(&text);
                 self.answer(v1::Outcome::Failed, text);
-                if matches!(error, FoldError::Guardian(_)) {
+                if matches!(error, FoldError::Guardian(_) | FoldError::Governor) {
                     self.restore(now);
                 }
             }
@@ -266,7 +273,7 @@ impl Agent {
     }
 
     /// Ends the lease and puts the mask back; when that fails, again in a second.
-    fn restore(&mut self, now: Instant) {
+    fn restore(&mut self, now: Moment) {
         self.lease.end();
         self.restore_again = None;
         match self.fold.unfold(now) {
@@ -284,7 +291,7 @@ impl Agent {
         }
     }
 
-    fn tend(&mut self, now: Instant) {
+    fn tend(&mut self, now: Moment) {
         self.tend_again = match self.fold.guardian().tend(now) {
             Ok(again) => again,
             Err(error) => {
@@ -315,7 +322,24 @@ impl Agent {
                 runnable_tasks: system::runnable_tasks(self.fold.files()),
                 steal_ms: system::steal_ms(self.fold.files()),
                 online: self.online(),
+                pressure_us: system::pressure_us(self.fold.files()),
+                preferred: self
+                    .fold
+                    .current()
+                    .map(|cpus| cpus.to_string())
+                    .unwrap_or_default(),
+                pinned_outside: self.fold.pinned_outside(),
+                trouble: self.trouble(),
             }));
+        }
+    }
+
+    /// Why hints are not applied; empty when they are.
+    fn trouble(&self) -> String {
+        if system::steal_governor(self.fold.files()) {
+            system::GOVERNOR_ADVICE.to_owned()
+        } else {
+            self.trouble.clone()
         }
     }
 
@@ -326,7 +350,7 @@ impl Agent {
     }
 
     fn leave(&mut self) -> Result<(), AgentError> {
-        let result = self.fold.unfold(now());
+        let result = self.fold.unfold(Moment::now());
         if let Some(outbox) = self.outbox.take() {
             outbox.send(Request::Goodbye(v1::Goodbye {
                 reason: match &result {

@@ -10,7 +10,7 @@
 //! 5. Cores are used whole; at most one is split.
 //! 6. NUMA nodes get shares in proportion to their housekeeping CPUs (Sainte-Laguë's divisors, which never take from a
 //!    node when the total grows). A fold begins with all CPUs in use, so that its set is in proportion.
-//! 7. Inside a node, the lowest come first.
+//! 7. Inside a node, and between nodes that are served alike, those come first that the host would rather keep; then the lowest.
 //!
 //! All this is one order of all housekeeping CPUs, of which the first so many are used. So on cores of equal size,
 //! folding gives a subset of the set in use and unfolding a superset.
@@ -21,11 +21,43 @@ use hint_proto::CpuSet;
 
 use crate::topology::Topology;
 
+/// The host's preference among the guest's CPUs.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Preference(BTreeMap<u32, usize>);
+
+impl Preference {
+    /// From a hint's `keep`: vCPUs by number, the best first. There is none where host and guest don't count the same CPUs, as for a
+    /// moment after hotplug: numbers could then mean others.
+    #[must_use]
+    pub fn new(topology: &Topology, vcpus: u32, keep: &[u32]) -> Self {
+        if usize::try_from(vcpus).ok() != Some(topology.by_vcpu.len()) {
+            return Self::default();
+        }
+        let cpu = |vcpu: &u32| topology.by_vcpu.get(usize::try_from(*vcpu).ok()?).copied();
+        let mut ranks = BTreeMap::new();
+        for (rank, cpu) in keep.iter().filter_map(cpu).enumerate() {
+            ranks.entry(cpu).or_insert(rank);
+        }
+        Self(ranks)
+    }
+
+    /// Place of the best of these CPUs; those that the host does not name come last.
+    fn rank(&self, cpus: &[u32]) -> usize {
+        let ranks = cpus.iter().filter_map(|cpu| self.0.get(cpu));
+        ranks.min().copied().unwrap_or(usize::MAX)
+    }
+}
+
 /// The CPUs to use when `usable` CPUs can run and `in_use` are used now.
 ///
 /// The result is a part of the online CPUs, never empty, and holds all untouched ones.
 #[must_use]
-pub fn choose(topology: &Topology, in_use: &CpuSet, usable: u32) -> CpuSet {
+pub fn choose(
+    topology: &Topology,
+    in_use: &CpuSet,
+    usable: u32,
+    preference: &Preference,
+) -> CpuSet {
     let housekeeping = topology.housekeeping();
     let count = usize::try_from(usable.max(1)).unwrap_or(usize::MAX);
     let Some(first) = housekeeping.first() else {
@@ -38,7 +70,7 @@ pub fn choose(topology: &Topology, in_use: &CpuSet, usable: u32) -> CpuSet {
     if kept.len() == count && kept.contains(first) && split_cores(topology, &kept) <= 1 {
         return kept.union(&topology.untouched());
     }
-    let chosen: CpuSet = order(topology, &housekeeping, in_use, first)
+    let chosen: CpuSet = order(topology, &housekeeping, in_use, first, preference)
         .into_iter()
         .take(count)
         .collect();
@@ -74,11 +106,13 @@ struct Node {
 }
 
 impl Node {
-    /// Standing of the node's next core, and its price by the divisor method as a fraction (price, size); the lowest goes first.
-    fn next(&self) -> Option<(Standing, u64, u64)> {
-        let (standing, core) = self.cores.last()?;
-        let core = u64::try_from(core.len()).unwrap_or(u64::MAX);
-        Some((*standing, 2 * self.placed + core, self.size))
+    /// The node's next core: its standing, its price by the divisor method as a fraction (price, size), and the host's rank of it; the
+    /// lowest goes first.
+    fn next(&self, preference: &Preference) -> Option<(Standing, u64, u64, usize)> {
+        let (standing, cpus) = self.cores.last()?;
+        let core = u64::try_from(cpus.len()).unwrap_or(u64::MAX);
+        let rank = preference.rank(cpus);
+        Some((*standing, 2 * self.placed + core, self.size, rank))
     }
 
     fn place(&mut self, order: &mut Vec<u32>) {
@@ -90,14 +124,23 @@ impl Node {
 }
 
 /// All housekeeping CPUs, the one to keep longest first.
-fn order(topology: &Topology, housekeeping: &CpuSet, in_use: &CpuSet, first: u32) -> Vec<u32> {
+fn order(
+    topology: &Topology,
+    housekeeping: &CpuSet,
+    in_use: &CpuSet,
+    first: u32,
+    preference: &Preference,
+) -> Vec<u32> {
     let mut by_node: BTreeMap<u32, Vec<(Standing, Vec<u32>)>> = BTreeMap::new();
     for core in &topology.cores {
         let mut cpus: Vec<u32> = core.cpus.intersection(housekeeping).iter().collect();
         if cpus.is_empty() {
             continue;
         }
-        cpus.sort_by_key(|cpu| (*cpu != first, !in_use.contains(*cpu), *cpu));
+        cpus.sort_by_key(|cpu| {
+            let rank = preference.rank(&[*cpu]);
+            (*cpu != first, !in_use.contains(*cpu), rank, *cpu)
+        });
         let standing = match cpus.iter().filter(|cpu| in_use.contains(**cpu)).count() {
             0 => Standing::Unused,
             used if used == cpus.len() => Standing::Whole,
@@ -112,6 +155,7 @@ fn order(topology: &Topology, housekeeping: &CpuSet, in_use: &CpuSet, first: u32
                 (
                     !core.contains(&first),
                     *standing,
+                    preference.rank(core),
                     core.iter().min().copied(),
                 )
             });
@@ -136,12 +180,13 @@ fn order(topology: &Topology, housekeeping: &CpuSet, in_use: &CpuSet, first: u32
     }
     while let Some((_, node)) = nodes
         .iter_mut()
-        .filter_map(|node| Some((node.next()?, node)))
+        .filter_map(|node| Some((node.next(preference)?, node)))
         .min_by(
-            |((standing, price, size), _), ((other, other_price, other_size), _)| {
+            |((standing, price, size, rank), _),
+             ((other, other_price, other_size, other_rank), _)| {
                 let prices = (u128::from(*price) * u128::from(*other_size))
                     .cmp(&(u128::from(*other_price) * u128::from(*size)));
-                standing.cmp(other).then(prices)
+                standing.cmp(other).then(prices).then(rank.cmp(other_rank))
             },
         )
     {
@@ -155,6 +200,11 @@ mod tests {
     use super::*;
     use crate::topology::Core;
     use proptest::prelude::*;
+
+    /// Without a preference of the host.
+    fn choose(topology: &Topology, in_use: &CpuSet, usable: u32) -> CpuSet {
+        super::choose(topology, in_use, usable, &Preference::default())
+    }
 
     fn set(text: &str) -> CpuSet {
         text.parse().unwrap()
@@ -178,6 +228,7 @@ mod tests {
             cores,
             isolated: set(isolated),
             nohz_full: CpuSet::new(),
+            by_vcpu: (0..next).collect(),
         }
     }
 
@@ -250,6 +301,136 @@ mod tests {
         assert_eq!(choose(&flat, &before, 4), set("0-1,5,7"));
     }
 
+    #[test]
+    fn the_hosts_preference_counts_among_cpus_that_are_alike() {
+        let flat = topology(&[8], 1, "");
+        let keep = |keep: &[u32]| Preference::new(&flat, 8, keep);
+        let fold = |in_use: &str, usable, order: &[u32]| {
+            super::choose(&flat, &set(in_use), usable, &keep(order)).to_string()
+        };
+        assert_eq!(
+            fold("0-7", 3, &[5, 4, 7, 6]),
+            "0,4-5",
+            "CPU 0 is housekeeping"
+        );
+        assert_eq!(fold("0-7", 2, &[5, 4, 7, 6]), "0,5");
+        assert_eq!(fold("0-2", 3, &[5, 4, 7, 6]), "0-2", "stability first");
+        assert_eq!(fold("0-2", 4, &[5, 4, 7, 6]), "0-2,5");
+        assert_eq!(fold("0-7", 3, &[9, 5, 5, 3, u32::MAX]), "0,3,5");
+        let smt = topology(&[2, 2], 2, "");
+        let preference = Preference::new(&smt, 8, &[7, 3]);
+        let fold = |usable| super::choose(&smt, &smt.online, usable, &preference).to_string();
+        assert_eq!(fold(4), "0-1,6-7", "whole cores, one on each node");
+        assert_eq!(fold(3), "0-1,7", "of the split core the better thread");
+    }
+
+    #[test]
+    fn vcpus_and_cpus_that_are_counted_otherwise_are_mapped_or_not_used() {
+        let mut flat = topology(&[4], 1, "");
+        flat.by_vcpu = vec![0, 1, 3, 2];
+        let preference = Preference::new(&flat, 4, &[2]);
+        assert_eq!(
+            super::choose(&flat, &flat.online, 2, &preference),
+            set("0,3")
+        );
+        let preference = Preference::new(&flat, 5, &[2]);
+        assert_eq!(
+            preference,
+            Preference::default(),
+            "the host counts another CPU"
+        );
+    }
+
+    /// The rules once more, read literally: for each place the best of all cores that are left.
+    fn reference(
+        topology: &Topology,
+        in_use: &CpuSet,
+        usable: u32,
+        rank: &dyn Fn(u32) -> usize,
+    ) -> CpuSet {
+        let house = topology.housekeeping();
+        let count = (usable.max(1) as usize).min(house.len());
+        if count == house.len() {
+            return topology.online.clone();
+        }
+        let first = house.iter().min().unwrap();
+        let of = |core: &Core| -> Vec<u32> {
+            core.cpus
+                .iter()
+                .filter(|cpu| house.contains(*cpu))
+                .collect()
+        };
+        let kept: Vec<u32> = in_use.iter().filter(|cpu| house.contains(*cpu)).collect();
+        let split = topology.cores.iter().filter(|core| {
+            let used = of(core).iter().filter(|cpu| kept.contains(cpu)).count();
+            used > 0 && used < of(core).len()
+        });
+        if kept.len() == count && kept.contains(&first) && split.count() <= 1 {
+            return kept
+                .into_iter()
+                .chain(topology.untouched().iter())
+                .collect();
+        }
+        let mut left: Vec<&Core> = topology
+            .cores
+            .iter()
+            .filter(|core| !of(core).is_empty())
+            .collect();
+        let mut placed: Vec<u32> = Vec::new();
+        while placed.len() < count {
+            let key = |core: &&Core| {
+                let node: Vec<u32> = topology
+                    .cores
+                    .iter()
+                    .filter(|other| other.node == core.node)
+                    .flat_map(of)
+                    .collect();
+                let served = node.iter().filter(|cpu| placed.contains(cpu)).count();
+                let used = of(core).iter().filter(|cpu| in_use.contains(**cpu)).count();
+                let standing = match used {
+                    0 => 2,
+                    used if used == of(core).len() => 0,
+                    _ => 1,
+                };
+                // Fractions of numbers below 100 that are equal are equal as floats too.
+                let price = (2 * served + of(core).len()) as f64 / node.len() as f64;
+                let best = of(core).into_iter().map(rank).min().unwrap();
+                (
+                    !of(core).contains(&first),
+                    standing,
+                    price,
+                    best,
+                    core.node,
+                    core.cpus.first(),
+                )
+            };
+            let inside = |core: &&Core| {
+                let (not_home, standing, _, best, _, lowest) = key(core);
+                (not_home, standing, best, lowest)
+            };
+            // The best core of each node, then the best of those.
+            let best_of_node = |core: &&&Core| {
+                let beside = left.iter().filter(|other| other.node == core.node);
+                beside.min_by_key(|core| inside(core)) == Some(*core)
+            };
+            let next = left
+                .iter()
+                .filter(best_of_node)
+                .min_by(|a, b| key(a).partial_cmp(&key(b)).unwrap())
+                .copied()
+                .unwrap();
+            left.retain(|core| core != &next);
+            let mut cpus = of(next);
+            cpus.sort_by_key(|cpu| (*cpu != first, !in_use.contains(*cpu), rank(*cpu), *cpu));
+            placed.extend(cpus);
+        }
+        placed.truncate(count);
+        placed
+            .into_iter()
+            .chain(topology.untouched().iter())
+            .collect()
+    }
+
     #[derive(Debug, Clone)]
     struct Case {
         topology: Topology,
@@ -304,6 +485,23 @@ mod tests {
             if let Some(first) = housekeeping.first() {
                 prop_assert!(chosen.contains(first));
             }
+        }
+
+        #[test]
+        fn it_is_what_the_rules_say(
+            case in cases(),
+            usable in 0u32..120,
+            keep in prop::collection::vec(0u32..96, 0..20),
+        ) {
+            let Case { topology, in_use } = case;
+            prop_assume!(!topology.housekeeping().is_empty());
+            let vcpus = u32::try_from(topology.by_vcpu.len()).unwrap();
+            let preference = Preference::new(&topology, vcpus, &keep);
+            let rank = |cpu| keep.iter().filter(|vcpu| **vcpu < vcpus).position(|kept| *kept == cpu).unwrap_or(usize::MAX);
+            prop_assert_eq!(
+                super::choose(&topology, &in_use, usable, &preference),
+                reference(&topology, &in_use, usable, &rank)
+            );
         }
 
         #[test]

@@ -3,7 +3,7 @@
 //! Paths are always the guest's own (`/sys/...`); only this module puts the root in front.
 
 use std::fmt;
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -43,6 +43,14 @@ impl Root {
     #[must_use]
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self(root.into())
+    }
+
+    /// Opens a file for reading.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn open(&self, path: &Path) -> io::Result<File> {
+        File::open(self.resolve(path))
     }
 
     fn resolve(&self, path: &Path) -> PathBuf {

@@ -5,16 +5,16 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::time::Instant;
 
 use hint_proto::{CpuSet, v1};
 
 use crate::apply::{Actuator, ApplyError, Plan, Wish, carry_out};
-use crate::choose::choose;
+use crate::choose::{Preference, choose};
+use crate::clock::Moment;
 use crate::error::chain;
 use crate::files::Files;
 use crate::guardian::{Guardian, GuardianError};
-use crate::restore::{Record, RestoreError, Restored, StateDir, restore};
+use crate::restore::{Published, Record, RestoreError, Restored, StateDir, restore};
 use crate::system;
 use crate::topology::{self, Topology, TopologyError};
 
@@ -30,9 +30,26 @@ pub enum FoldError {
     /// There is no guardian.
     #[error(transparent)]
     Guardian(#[from] GuardianError),
+    /// Somebody else chooses the guest's CPUs.
+    #[error("{}", system::GOVERNOR_ADVICE)]
+    Governor,
     /// The topology is not known.
     #[error(transparent)]
     Topology(#[from] TopologyError),
+}
+
+/// How often a hint is tried when CPUs come or go between the choice and the write.
+const TRIES: u32 = 3;
+
+/// What a hint asks of the mask.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Ask {
+    /// How many CPUs to use.
+    pub usable: u32,
+    /// The VM's vCPUs, as the host counts them.
+    pub vcpus: u32,
+    /// vCPUs by number, those first that the host would rather keep.
+    pub keep: Vec<u32>,
 }
 
 /// What following a hint came to.
@@ -57,6 +74,8 @@ pub struct Fold {
     folded: Option<Folded>,
     /// Files that others write now; each was logged when it was lost.
     lost: BTreeSet<PathBuf>,
+    /// What other programs are told.
+    published: Published,
 }
 
 /// What is known while folded.
@@ -86,6 +105,7 @@ impl Fold {
             topology,
             folded: None,
             lost: BTreeSet::new(),
+            published: Published::default(),
         })
     }
 
@@ -133,23 +153,59 @@ impl Fold {
         Ok(self.actuator.current(self.files.as_ref(), &online)?)
     }
 
-    /// Makes the guest use `usable` CPUs, and the guardian expect the next word by `lease_ends`.
+    /// Tasks pinned to avoided CPUs alone; `None` when that is not known, or the actuator moves them.
+    #[must_use]
+    pub fn pinned_outside(&self) -> Option<u32> {
+        match (&self.folded, self.actuator.pinned_tasks()) {
+            (Some(folded), v1::PinnedTasks::Stay) => {
+                system::pinned_outside(self.files.as_ref(), &folded.preferred)
+            }
+            (None, _) => Some(0),
+            (Some(_), _) => None,
+        }
+    }
+
+    /// Makes the guest use as many CPUs as `ask` says, and the guardian expect the next word by `lease_ends`. When CPUs come or go
+    /// meanwhile, so that the kernel refuses what was chosen, it chooses again.
     ///
     /// # Errors
     /// When it can't be done; the mask is as it was before, unless the error says otherwise.
     pub fn follow(
         &mut self,
-        usable: u32,
-        lease_ends: Instant,
-        now: Instant,
+        ask: &Ask,
+        lease_ends: Moment,
+        now: Moment,
     ) -> Result<Change, FoldError> {
+        let mut result = self.follow_once(ask, lease_ends, now);
+        for _ in 1..TRIES {
+            let changed = topology::online(self.files.as_ref())? != self.topology.online;
+            if !(changed && matches!(result, Err(FoldError::Apply(_)))) {
+                break;
+            }
+            result = self.follow_once(ask, lease_ends, now);
+        }
+        result
+    }
+
+    fn follow_once(
+        &mut self,
+        ask: &Ask,
+        lease_ends: Moment,
+        now: Moment,
+    ) -> Result<Change, FoldError> {
+        if self.actuator.kind() != v1::Actuator::Observe
+            && system::steal_governor(self.files.as_ref())
+        {
+            return Err(FoldError::Governor);
+        }
         let in_use = match &self.folded {
             Some(folded) => folded.preferred.clone(),
             None => self.current()?,
         };
         let topology = self.topology()?;
         let online = topology.online.clone();
-        let preferred = choose(topology, &in_use, usable);
+        let preference = Preference::new(topology, ask.vcpus, &ask.keep);
+        let preferred = choose(topology, &in_use, ask.usable, &preference);
         if preferred == online {
             return Ok(match self.unfold(now)? {
                 Some(_) => Change::Unfolded,
@@ -175,12 +231,19 @@ impl Fold {
         if same && plan.writes.is_empty() {
             return Ok(Change::None);
         }
+        self.published = Published {
+            usable: ask.usable,
+            vcpus: ask.vcpus,
+            actuator: self.actuator.name().to_owned(),
+            preferred: wish.preferred.to_string(),
+            online: wish.online.to_string(),
+        };
         self.commit(plan, wish.preferred, now)?;
         Ok(Change::Applied)
     }
 
-    fn commit(&mut self, plan: Plan, preferred: CpuSet, now: Instant) -> Result<(), FoldError> {
-        let result = self.secure_and_write(&plan, &preferred, now);
+    fn commit(&mut self, plan: Plan, preferred: CpuSet, now: Moment) -> Result<(), FoldError> {
+        let result = self.secure_and_write(&plan, now);
         match (&result, &mut self.folded) {
             (Ok(()), _) => {
                 self.folded = Some(Folded {
@@ -191,8 +254,8 @@ impl Fold {
             // The fold before is in force again, and the record names what both wrote.
             (Err(_), Some(folded)) => {
                 folded.record = plan.record;
-                let preferred = folded.preferred.clone();
-                self.state.publish(&preferred)?;
+                self.published.preferred = folded.preferred.to_string();
+                self.state.publish(&self.published)?;
             }
             (Err(error), None) => {
                 tracing::debug!("back to the mask as found: {}", chain(error));
@@ -206,16 +269,11 @@ impl Fold {
         result
     }
 
-    fn secure_and_write(
-        &mut self,
-        plan: &Plan,
-        preferred: &CpuSet,
-        now: Instant,
-    ) -> Result<(), FoldError> {
+    fn secure_and_write(&mut self, plan: &Plan, now: Moment) -> Result<(), FoldError> {
         self.state.save(&plan.record)?;
         self.guardian.hold(&plan.record, now)?;
         carry_out(self.files.as_ref(), &plan.writes)?;
-        self.state.publish(preferred)?;
+        self.state.publish(&self.published)?;
         Ok(())
     }
 
@@ -231,7 +289,7 @@ impl Fold {
     ///
     /// # Errors
     /// When something can't be put back; the guest then still counts as folded, and another try does the rest.
-    pub fn unfold(&mut self, now: Instant) -> Result<Option<Restored>, FoldError> {
+    pub fn unfold(&mut self, now: Moment) -> Result<Option<Restored>, FoldError> {
         let Some(folded) = &self.folded else {
             return Ok(None);
         };

@@ -9,7 +9,7 @@ use hint_proto::{CpuSet, v1};
 use prost::Message;
 
 use crate::apply::{Actuator, Cpuset, Paravirt, Wish};
-use crate::choose::choose;
+use crate::choose::{Preference, choose};
 use crate::config::{Config, Overrides};
 use crate::files::Files;
 use crate::hint;
@@ -86,8 +86,11 @@ pub fn agent_topology(data: &[u8]) {
     let in_cores: usize = topology.cores.iter().map(|core| core.cpus.len()).sum();
     assert_eq!(in_cores, topology.online.len());
     let housekeeping = topology.housekeeping();
+    let keep: Vec<u32> = data.iter().take(8).copied().map(u32::from).collect();
+    let vcpus = u32::try_from(topology.by_vcpu.len()).expect("CPU numbers are bounded");
+    let preference = Preference::new(&topology, vcpus, &keep);
     for usable in [0, 1, 3, u32::from(data.first().copied().unwrap_or(7))] {
-        let chosen = choose(&topology, &topology.online, usable);
+        let chosen = choose(&topology, &topology.online, usable, &preference);
         assert!(!chosen.is_empty() && chosen.is_subset(&topology.online));
         assert!(topology.untouched().is_subset(&chosen));
         let wanted = usize::try_from(usable.max(1)).expect("a small number");
@@ -119,6 +122,7 @@ pub fn agent_files(data: &[u8]) {
         cores: Vec::new(),
         isolated: CpuSet::new(),
         nohz_full: CpuSet::new(),
+        by_vcpu: Vec::new(),
     };
     let cpuset = Cpuset::probe(&tree, &topology, false).ok();
     let paravirt = Paravirt::probe(&tree).ok();

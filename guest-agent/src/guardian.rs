@@ -14,7 +14,7 @@
 //! The agent writes one line for each message to the guardian's standard input: `hold <record as JSON>`,
 //! `lease <milliseconds>`, `release`. The pipe ends when the agent dies, however it dies. The guardian ignores the signals
 //! that end an agent, has its own process group and another name, so that what kills the one by name spares the other.
-//! Its standard output is no output: it is the lock of the state directory, which a new agent waits for.
+//! Its standard output is no output: it is the guest's lock, which a new agent waits for.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -30,6 +30,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
+use crate::clock::Moment;
 use crate::error::chain;
 use crate::files::Root;
 use crate::restore::{Record, StateDir, restore};
@@ -77,7 +78,7 @@ pub struct Launch {
     pub root: PathBuf,
     /// The state directory.
     pub state: StateDir,
-    /// The state directory's lock; the guardian keeps it too.
+    /// The guest's lock; the guardian keeps it too.
     pub lock: File,
 }
 
@@ -86,9 +87,9 @@ pub struct Launch {
 pub struct Guardian {
     launch: Launch,
     process: Option<(Child, ChildStdin)>,
-    started: Instant,
+    started: Moment,
     held: Option<String>,
-    lease_ends: Option<Instant>,
+    lease_ends: Option<Moment>,
 }
 
 impl Guardian {
@@ -96,7 +97,7 @@ impl Guardian {
     ///
     /// # Errors
     /// When the process can't be made.
-    pub fn start(launch: Launch, now: Instant) -> Result<Self, GuardianError> {
+    pub fn start(launch: Launch, now: Moment) -> Result<Self, GuardianError> {
         let mut guardian = Self {
             launch,
             process: None,
@@ -118,7 +119,7 @@ impl Guardian {
     ///
     /// # Errors
     /// When no guardian takes it.
-    pub fn hold(&mut self, record: &Record, now: Instant) -> Result<(), GuardianError> {
+    pub fn hold(&mut self, record: &Record, now: Moment) -> Result<(), GuardianError> {
         let json = serde_json::to_string(record).expect("a record is always JSON");
         let line = format!("hold {json}\n");
         self.held = Some(line.clone());
@@ -129,7 +130,7 @@ impl Guardian {
     ///
     /// # Errors
     /// When no guardian takes it.
-    pub fn lease(&mut self, ends: Instant, now: Instant) -> Result<(), GuardianError> {
+    pub fn lease(&mut self, ends: Moment, now: Moment) -> Result<(), GuardianError> {
         self.lease_ends = Some(ends);
         self.tell(&lease_line(ends, now), now)
     }
@@ -138,7 +139,7 @@ impl Guardian {
     ///
     /// # Errors
     /// When no guardian takes it; the next one then starts with nothing to hold.
-    pub fn release(&mut self, now: Instant) -> Result<(), GuardianError> {
+    pub fn release(&mut self, now: Moment) -> Result<(), GuardianError> {
         self.held = None;
         self.lease_ends = None;
         self.tell("release\n", now)
@@ -148,7 +149,7 @@ impl Guardian {
     ///
     /// # Errors
     /// When there is no new one yet.
-    pub fn tend(&mut self, now: Instant) -> Result<Option<Instant>, GuardianError> {
+    pub fn tend(&mut self, now: Moment) -> Result<Option<Moment>, GuardianError> {
         if let Some((child, _)) = &mut self.process {
             match child.try_wait() {
                 Ok(None) => return Ok(None),
@@ -168,7 +169,7 @@ impl Guardian {
         Ok(None)
     }
 
-    fn spawn(&mut self, now: Instant) -> Result<(), GuardianError> {
+    fn spawn(&mut self, now: Moment) -> Result<(), GuardianError> {
         self.started = now;
         let fail = |source| GuardianError::Start {
             program: self.launch.program.clone(),
@@ -192,7 +193,7 @@ impl Guardian {
     }
 
     /// Tells a new guardian what the one before knew.
-    fn brief(&mut self, now: Instant) -> Result<(), GuardianError> {
+    fn brief(&mut self, now: Moment) -> Result<(), GuardianError> {
         let lease = self.lease_ends.map(|ends| lease_line(ends, now));
         let lines: Vec<String> = lease.into_iter().chain(self.held.clone()).collect();
         for line in lines {
@@ -201,7 +202,7 @@ impl Guardian {
         Ok(())
     }
 
-    fn tell(&mut self, line: &str, now: Instant) -> Result<(), GuardianError> {
+    fn tell(&mut self, line: &str, now: Moment) -> Result<(), GuardianError> {
         if self.process.is_some() && self.send(line).is_ok() {
             return Ok(());
         }
@@ -229,7 +230,7 @@ impl Guardian {
     }
 }
 
-fn lease_line(ends: Instant, now: Instant) -> String {
+fn lease_line(ends: Moment, now: Moment) -> String {
     format!(
         "lease {}\n",
         ends.saturating_duration_since(now).as_millis()

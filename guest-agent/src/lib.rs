@@ -6,6 +6,7 @@
 pub mod agent;
 pub mod apply;
 pub mod choose;
+pub mod clock;
 pub mod config;
 pub mod error;
 pub mod files;
@@ -15,7 +16,10 @@ pub mod fuzz;
 pub mod guardian;
 pub mod hint;
 pub mod lease;
+pub mod lock;
+pub mod open;
 pub mod restore;
 pub mod session;
+pub mod status;
 pub mod system;
 pub mod topology;

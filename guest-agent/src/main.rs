@@ -1,7 +1,7 @@
 //! `hint-agent`: parses, builds, runs, exits.
 
 use std::env;
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread;
@@ -10,14 +10,18 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand};
 use hint_agent::agent;
-use hint_agent::apply::{self, Choice, Probed};
+use hint_agent::apply::{self, Choice, Probed, Survey};
+use hint_agent::clock::Moment;
 use hint_agent::config::{Config, DEFAULT_STATE_DIR, Overrides};
 use hint_agent::error::chain;
 use hint_agent::files::Root;
 use hint_agent::fold::Fold;
 use hint_agent::guardian::{self, Guardian, Launch};
+use hint_agent::lock;
 use hint_agent::restore::{StateDir, restore_left_over};
 use hint_agent::session::Endpoint;
+use hint_agent::status::Status;
+use serde::Serialize;
 use tracing::level_filters::LevelFilter;
 
 /// How long a predecessor's guardian may take to finish.
@@ -46,8 +50,41 @@ enum Command {
         #[command(flatten)]
         common: Common,
     },
-    /// Put back what an agent that was killed has left; nothing to put back is success
+    /// Put back what an agent that was killed has left
+    ///
+    /// Nothing to put back is success. Where the record of what to put back is damaged, every mask is opened.
+    #[command(
+        after_help = "Exit status: 0 all is back, 1 not everything is back yet (run it again), 2 wrong usage."
+    )]
     Restore {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Is an agent there, is the guest folded, and what would be put back?
+    #[command(
+        after_help = "Exit status: 0 an agent runs, 3 none runs, 4 none runs and the guest needs `hint-agent restore`,\n1 that can't be found out, 2 wrong usage."
+    )]
+    Status {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Which actuator would be used here, and why not the others? Changes nothing
+    #[command(
+        after_help = "Exit status: 0 hints would be applied, 3 they would only be logged, 4 the actuator asked for does not work here,\n1 that can't be found out, 2 wrong usage."
+    )]
+    Probe {
+        /// As in `run` [default: auto]
+        #[arg(long, value_enum)]
+        actuator: Option<Choice>,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
         #[command(flatten)]
         common: Common,
     },
@@ -80,10 +117,16 @@ fn main() -> ExitCode {
             actuator,
             common,
         } => run(endpoint, actuator, common),
-        Command::Restore { common } => restore(common),
+        Command::Restore { json, common } => restore(json, common),
+        Command::Status { json, common } => status(json, common),
+        Command::Probe {
+            actuator,
+            json,
+            common,
+        } => probe(actuator, json, common),
     };
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             tracing::error!("{error:#}");
             ExitCode::FAILURE
@@ -91,7 +134,11 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(endpoint: Option<Endpoint>, actuator: Option<Choice>, common: Common) -> anyhow::Result<()> {
+fn run(
+    endpoint: Option<Endpoint>,
+    actuator: Option<Choice>,
+    common: Common,
+) -> anyhow::Result<ExitCode> {
     start_log();
     let config = Config::load(
         common.config.as_deref(),
@@ -103,15 +150,18 @@ fn run(endpoint: Option<Endpoint>, actuator: Option<Choice>, common: Common) -> 
     )?;
     let files = Root::new(&common.root);
     let state = StateDir::new(&config.state_dir);
-    let Some(lock) = wait_for_lock(&state)? else {
+    let Some(lock) = wait_for_lock(&files)? else {
         bail!(
-            "another hint-agent or its guardian uses {}; stop it first",
-            config.state_dir.display()
+            "another hint-agent or its guardian runs in this guest and has locked {}; stop it first",
+            lock::PATH
         );
     };
     if let Some(restored) = restore_left_over(&files, &state)? {
+        if let Some(aside) = &restored.damaged {
+            tracing::error!("{}", damaged(aside));
+        }
         tracing::warn!(
-            files = restored.files.len(),
+            files = restored.files.len() + restored.replaced.len(),
             "put back what an agent before this one had left"
         );
     }
@@ -128,59 +178,120 @@ fn run(endpoint: Option<Endpoint>, actuator: Option<Choice>, common: Common) -> 
         state: state.clone(),
         lock,
     };
-    let guardian = Guardian::start(launch, Instant::now())?;
+    let guardian = Guardian::start(launch, Moment::now())?;
     let fold = Fold::new(Box::new(files), actuator, state, guardian)?;
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .context("can't start the event loop")?
         .block_on(agent::run(fold, config.endpoint))?;
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }
 
-fn restore(common: Common) -> anyhow::Result<()> {
+fn restore(json: bool, common: Common) -> anyhow::Result<ExitCode> {
     start_log();
+    let files = Root::new(&common.root);
+    let state = state_dir(common);
+    let restored = if matches!(state.load(), Ok(None)) {
+        None
+    } else {
+        // The lock is not a condition: whoever calls this wants the mask back now.
+        let _lock = wait_for_lock(&files)?;
+        restore_left_over(&files, &state)?
+    };
+    if json {
+        return print_json(&restored.unwrap_or_default(), 0);
+    }
+    let Some(restored) = restored else {
+        print("nothing to restore\n")?;
+        return Ok(ExitCode::SUCCESS);
+    };
+    if let Some(aside) = &restored.damaged {
+        print(&format!("{}\n", damaged(aside)))?;
+    }
+    for path in restored.files {
+        print(&format!("restored {}\n", path.display()))?;
+    }
+    for (path, text) in restored.replaced {
+        print(&format!("restored {} as {text:?}\n", path.display()))?;
+    }
+    for (path, why) in restored.left {
+        print(&format!("left {}: {why}\n", path.display()))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn status(json: bool, common: Common) -> anyhow::Result<ExitCode> {
+    start_log();
+    let files = Root::new(&common.root);
+    let status = Status::read(&files, &state_dir(common))?;
+    if json {
+        return print_json(&status, status.exit());
+    }
+    print(&status.to_string())?;
+    Ok(status.exit().into())
+}
+
+fn probe(actuator: Option<Choice>, json: bool, common: Common) -> anyhow::Result<ExitCode> {
+    start_log();
+    let flags = Overrides {
+        actuator,
+        ..Overrides::default()
+    };
+    let config = Config::load(common.config.as_deref(), flags)?;
+    let files = Root::new(common.root);
+    let survey = Survey::make(&files, config.actuator, config.allow_old_kernel)?;
+    if json {
+        return print_json(&survey, survey.exit());
+    }
+    print(&survey.to_string())?;
+    Ok(survey.exit().into())
+}
+
+/// A configuration that was broken meanwhile must not keep the guest folded, nor its state unknown.
+fn state_dir(common: Common) -> StateDir {
     let flags = Overrides {
         state_dir: common.state_dir.clone(),
         ..Overrides::default()
     };
-    // A configuration that was broken meanwhile must not keep the guest folded.
-    let state_dir = match Config::load(common.config.as_deref(), flags) {
+    StateDir::new(match Config::load(common.config.as_deref(), flags) {
         Ok(config) => config.state_dir,
         Err(error) => {
             tracing::warn!("{}", chain(&error));
             common.state_dir.unwrap_or_else(|| DEFAULT_STATE_DIR.into())
         }
-    };
-    let state = StateDir::new(state_dir);
-    if state.load()?.is_none() {
-        println!("nothing to restore");
-        return Ok(());
-    }
-    // The lock is not a condition: whoever calls this wants the mask back now.
-    let _lock = wait_for_lock(&state)?;
-    match restore_left_over(&Root::new(&common.root), &state)? {
-        None => println!("nothing to restore"),
-        Some(restored) => {
-            for path in restored.files {
-                println!("restored {}", path.display());
-            }
-            for (path, text) in restored.replaced {
-                println!("restored {} as {text:?}", path.display());
-            }
-            for (path, why) in restored.left {
-                println!("left {}: {why}", path.display());
-            }
-        }
-    }
-    Ok(())
+    })
 }
 
-/// The state directory's lock, for which a predecessor's guardian gets some time.
-fn wait_for_lock(state: &StateDir) -> anyhow::Result<Option<std::fs::File>> {
+fn print_json(value: &impl Serialize, exit: u8) -> anyhow::Result<ExitCode> {
+    let text = serde_json::to_string_pretty(value).context("can't write JSON")?;
+    print(&format!("{text}\n"))?;
+    Ok(exit.into())
+}
+
+/// Not `println!`, which panics when nobody reads: what it tells of is done by then.
+fn print(text: &str) -> anyhow::Result<()> {
+    match io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(error).context("can't write to standard output")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What to tell when the record of what to put back can't be read.
+fn damaged(aside: &Path) -> String {
+    format!(
+        "the restore record is damaged, so every mask is opened: all CPUs may be used. Where a top-level group had a cpuset.cpus of its own, set it again. The record is kept as {}",
+        aside.display()
+    )
+}
+
+/// The guest's lock, for which a predecessor's guardian gets some time.
+fn wait_for_lock(files: &Root) -> anyhow::Result<Option<std::fs::File>> {
     let start = Instant::now();
     loop {
-        let lock = state.lock()?;
+        let lock = lock::take(files)?;
         if lock.is_some() || start.elapsed() > HANDOVER {
             return Ok(lock);
         }

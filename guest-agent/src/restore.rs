@@ -8,10 +8,10 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use hint_proto::CpuSet;
-use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 
 use crate::files::{Files, is_gone};
+use crate::open::open_all;
 use crate::system;
 
 /// What must be put back.
@@ -25,6 +25,21 @@ pub struct Record {
     pub files: Vec<Entry>,
     /// The `cgroup.subtree_control` into which the agent has put `+cpuset`.
     pub enabled_cpuset: Option<PathBuf>,
+}
+
+/// What other programs are told while the guest is folded, or would be.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+pub struct Published {
+    /// The number of vCPUs that the host says can run.
+    pub usable: u32,
+    /// The VM's vCPUs, as the host counts them.
+    pub vcpus: u32,
+    /// The actuator; with `observe` nothing is applied.
+    pub actuator: String,
+    /// CPUs to use, as a kernel cpulist.
+    pub preferred: String,
+    /// Online CPUs, as a kernel cpulist.
+    pub online: String,
 }
 
 /// One file of a record.
@@ -86,7 +101,7 @@ fn same(a: &str, b: &str) -> bool {
 }
 
 /// What a restoration did.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct Restored {
     /// Files that have their text back.
     pub files: Vec<PathBuf>,
@@ -94,6 +109,8 @@ pub struct Restored {
     pub replaced: Vec<(PathBuf, String)>,
     /// Files that were left as they are, and why.
     pub left: Vec<(PathBuf, String)>,
+    /// Where a damaged record was kept. Then every mask was [opened](crate::open), since what was found is not known.
+    pub damaged: Option<PathBuf>,
 }
 
 /// Why a restoration is not complete.
@@ -113,7 +130,7 @@ pub enum RestoreError {
         source: io::Error,
     },
     /// The record is damaged.
-    #[error("{path} is no restore record; check cpuset.cpus by hand, then delete it")]
+    #[error("{path} is no restore record")]
     Record {
         /// The file.
         path: PathBuf,
@@ -177,22 +194,52 @@ impl StateDir {
     /// When it can't be read or is damaged.
     pub fn load(&self) -> Result<Option<Record>, RestoreError> {
         let path = self.record();
-        let text = match fs::read_to_string(&path) {
+        let text = match fs::read(&path) {
             Ok(text) => text,
             Err(error) if is_gone(&error) => return Ok(None),
             Err(source) => return Err(state("read", &path, source)),
         };
-        serde_json::from_str(&text)
+        serde_json::from_slice(&text)
             .map(Some)
             .map_err(|source| RestoreError::Record { path, source })
     }
 
-    /// Publishes the CPUs to use.
+    /// Keeps a damaged record aside, in place of one before it, and removes the published CPUs; gives where it is.
+    ///
+    /// # Errors
+    /// When it can't be moved.
+    pub fn set_aside(&self) -> Result<PathBuf, RestoreError> {
+        let (record, aside) = (self.record(), self.0.join("restore.json.damaged"));
+        fs::rename(&record, &aside).map_err(|source| state("move", &record, source))?;
+        self.clear()?;
+        Ok(aside)
+    }
+
+    /// The fold as JSON, for programs that want to know more.
+    #[must_use]
+    pub fn hint(&self) -> PathBuf {
+        self.0.join("hint.json")
+    }
+
+    /// Tells other programs which CPUs to use.
     ///
     /// # Errors
     /// When the directory can't be made or written.
-    pub fn publish(&self, preferred: &CpuSet) -> Result<(), RestoreError> {
-        self.replace(&self.preferred(), &format!("{preferred}\n"))
+    pub fn publish(&self, published: &Published) -> Result<(), RestoreError> {
+        let path = self.hint();
+        let text = serde_json::to_string(published).map_err(|source| RestoreError::Record {
+            path: path.clone(),
+            source,
+        })?;
+        self.replace(&path, &format!("{text}\n"))?;
+        self.replace(&self.preferred(), &format!("{}\n", published.preferred))
+    }
+
+    /// What [`StateDir::publish`] has published; `None` when nothing is, or it can't be read.
+    #[must_use]
+    pub fn published(&self) -> Option<String> {
+        let text = fs::read_to_string(self.preferred()).ok()?;
+        Some(text.trim().to_owned())
     }
 
     /// Removes record and published CPUs; missing files are no error.
@@ -200,34 +247,13 @@ impl StateDir {
     /// # Errors
     /// When a file can't be removed.
     pub fn clear(&self) -> Result<(), RestoreError> {
-        for path in [self.preferred(), self.record()] {
+        for path in [self.preferred(), self.hint(), self.record()] {
             match fs::remove_file(&path) {
                 Err(error) if !is_gone(&error) => return Err(state("remove", &path, error)),
                 _ => {}
             }
         }
         Ok(())
-    }
-
-    /// Takes the directory's lock without waiting; `None` when somebody else has it. It is held until the last copy of
-    /// the file, in whatever process, is closed.
-    ///
-    /// # Errors
-    /// When the lock file can't be made.
-    pub fn lock(&self) -> Result<Option<fs::File>, RestoreError> {
-        let path = self.0.join("lock");
-        self.make()?;
-        let file = fs::OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(&path)
-            .map_err(|source| state("open", &path, source))?;
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(file)),
-            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
-            Err(errno) => Err(state("lock", &path, errno.into())),
-        }
     }
 
     fn make(&self) -> Result<(), RestoreError> {
@@ -294,16 +320,24 @@ pub fn restore(
     Ok(done)
 }
 
-/// Restores from the record on disk, if there is one.
+/// Restores from the record on disk, if there is one. When it is damaged, every mask is opened instead, so that no guest stays folded
+/// until somebody looks at it, and the record is kept aside.
 ///
 /// # Errors
-/// As [`restore`], and when the record can't be read.
+/// As [`restore`], and when the record can't be read or kept aside.
 pub fn restore_left_over(
     files: &dyn Files,
     state: &StateDir,
 ) -> Result<Option<Restored>, RestoreError> {
-    let Some(record) = state.load()? else {
-        return Ok(None);
+    let record = match state.load() {
+        Ok(Some(record)) => record,
+        Ok(None) => return Ok(None),
+        Err(RestoreError::Record { .. }) => {
+            let opened = open_all(files)?;
+            let damaged = Some(state.set_aside()?);
+            return Ok(Some(Restored { damaged, ..opened }));
+        }
+        Err(error) => return Err(error),
     };
     // Where one of the two is not known the boots may be the same: restoring too much does less harm than staying folded.
     if let (Some(then), Some(now)) = (&record.boot_id, system::boot_id(files))

@@ -29,7 +29,7 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hint_proto::v1;
 use hint_proto::v1::guest_service_client::GuestServiceClient;
@@ -45,6 +45,7 @@ use tokio_vsock::{VsockAddr, VsockStream};
 use tonic::transport::{Channel, Endpoint as HttpEndpoint};
 
 use self::backoff::Backoff;
+use crate::clock::Moment;
 use crate::error::chain;
 
 pub mod backoff;
@@ -168,7 +169,7 @@ pub enum Event {
     /// The broker has answered the Hello.
     Welcomed(v1::Welcome, Outbox),
     /// A hint, and when it was received.
-    Hint(v1::Hint, Instant),
+    Hint(v1::Hint, Moment),
     /// The broker leaves.
     Goodbye,
     /// The stream is gone; its outbox leads nowhere any more.
@@ -273,7 +274,7 @@ async fn dialogue(
         heard = time::Instant::now();
         match message.message {
             Some(Response::Hint(hint)) => {
-                tell(events, Event::Hint(hint, heard.into_std())).await?;
+                tell(events, Event::Hint(hint, Moment::now())).await?;
             }
             Some(Response::Heartbeat(_)) => {}
             Some(Response::Goodbye(goodbye)) => {

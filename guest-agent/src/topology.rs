@@ -11,6 +11,7 @@ use hint_proto::{CpuSet, ParseCpuSetError};
 use crate::files::{Files, is_gone};
 
 const CPUS: &str = "/sys/devices/system/cpu";
+const CPU_INFO: &str = "/proc/cpuinfo";
 const NODES: &str = "/sys/devices/system/node";
 
 /// Why the topology is not known.
@@ -60,6 +61,8 @@ pub struct Topology {
     pub isolated: CpuSet,
     /// CPUs without timer ticks (`nohz_full=`), online or not.
     pub nohz_full: CpuSet,
+    /// The CPUs that are present, online or not, in the order in which the host counts its vCPUs.
+    pub by_vcpu: Vec<u32>,
 }
 
 impl Topology {
@@ -92,10 +95,11 @@ impl Topology {
             .collect();
         cores.sort_by_key(|core| core.cpus.first());
         Ok(Self {
-            online,
             cores,
             isolated: list(files, &format!("{CPUS}/isolated"))?.unwrap_or_default(),
             nohz_full: list(files, &format!("{CPUS}/nohz_full"))?.unwrap_or_default(),
+            by_vcpu: by_vcpu(files, &online)?,
+            online,
         })
     }
 
@@ -112,6 +116,44 @@ impl Topology {
     pub fn housekeeping(&self) -> CpuSet {
         self.online.difference(&self.untouched())
     }
+}
+
+/// The present CPUs by what the firmware calls them: a VMM numbers vCPUs so, and the kernel CPUs as they come, which differs after
+/// hotplug. ACPI's uid first, which is there for CPUs that are offline too; then x86's APIC id; else the kernel's numbers have to do.
+fn by_vcpu(files: &dyn Files, online: &CpuSet) -> Result<Vec<u32>, TopologyError> {
+    let present = list(files, &format!("{CPUS}/present"))?.unwrap_or_else(|| online.clone());
+    let uid = |cpu| -> Option<(u32, u32)> {
+        let path = format!("{CPUS}/cpu{cpu}/firmware_node/uid");
+        let text = files.read(Path::new(&path)).ok()?;
+        Some((text.trim().parse().ok()?, cpu))
+    };
+    let uids: Option<Vec<(u32, u32)>> = present.iter().map(uid).collect();
+    let ids = uids.or_else(|| {
+        let text = files.read(Path::new(CPU_INFO)).ok()?;
+        let ids = apic_ids(&text);
+        let of = |cpu| ids.iter().find(|(_, known)| *known == cpu).copied();
+        present.iter().map(of).collect()
+    });
+    let mut ids = ids.unwrap_or_else(|| present.iter().map(|cpu| (cpu, cpu)).collect());
+    ids.sort_unstable();
+    Ok(ids.into_iter().map(|(_, cpu)| cpu).collect())
+}
+
+/// APIC id and number of each CPU in the text of `/proc/cpuinfo`.
+fn apic_ids(text: &str) -> Vec<(u32, u32)> {
+    let mut cpu = None;
+    let mut ids = Vec::new();
+    for line in text.lines() {
+        let Some((key, value)) = line.split_once(':') else {
+            continue;
+        };
+        match (key.trim(), value.trim().parse().ok(), cpu) {
+            ("processor", number, _) => cpu = number,
+            ("apicid", Some(id), Some(number)) => ids.push((id, number)),
+            _ => {}
+        }
+    }
+    ids
 }
 
 /// CPUs that are online now.
@@ -276,6 +318,32 @@ mod tests {
         );
         assert_eq!(topology.untouched(), set("6-7"));
         assert_eq!(topology.housekeeping(), set("0-5"));
+    }
+
+    #[test]
+    fn vcpus_are_told_by_what_the_firmware_calls_them() {
+        let present = ("sys/devices/system/cpu/present", "0-3\n");
+        let online = ("sys/devices/system/cpu/online", "0-1,3\n");
+        let uids = [
+            ("sys/devices/system/cpu/cpu0/firmware_node/uid", "0\n"),
+            ("sys/devices/system/cpu/cpu1/firmware_node/uid", "1\n"),
+            ("sys/devices/system/cpu/cpu2/firmware_node/uid", "7\n"),
+            ("sys/devices/system/cpu/cpu3/firmware_node/uid", "5\n"),
+        ];
+        let info = "processor\t: 0\napicid\t\t: 0\n\nprocessor\t: 1\napicid\t\t: 4\n\nprocessor\t: 2\ninitial apicid\t: 9\napicid\t\t: 2\n\nprocessor\t: 3\napicid\t\t: 6\n";
+        let cpuinfo = ("proc/cpuinfo", info);
+        let read = |files: &[(&str, &str)]| {
+            let (_dir, root) = tree(files);
+            Topology::read(&root).unwrap().by_vcpu
+        };
+        assert_eq!(read(&[present, online]), [0, 1, 2, 3]);
+        assert_eq!(read(&[online]), [0, 1, 3], "no list of those present");
+        assert_eq!(read(&[present, online, cpuinfo]), [0, 2, 1, 3]);
+        let mut all = vec![present, online, cpuinfo];
+        all.extend(uids);
+        assert_eq!(read(&all), [0, 1, 3, 2]);
+        all.pop();
+        assert_eq!(read(&all), [0, 2, 1, 3], "one uid is missing");
     }
 
     #[test]

@@ -5,18 +5,27 @@
 mod common;
 
 use std::fs;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::kernel::{CGROUPS, Kernel};
 use common::{Guest, PROGRAM};
 use hint_agent::apply::{self, ApplyError, Choice};
-use hint_agent::fold::{Change, Fold, FoldError};
+use hint_agent::clock::Moment;
+use hint_agent::files::Root;
+use hint_agent::fold::{Ask, Change, Fold, FoldError};
 use hint_agent::guardian::{Guardian, Launch};
+use hint_agent::lock;
 use hint_agent::restore::{RestoreError, StateDir, restore, restore_left_over};
 use hint_proto::{CpuSet, v1};
 use rustix::io::Errno;
 
-const ERRNOS: [Errno; 4] = [Errno::INVAL, Errno::ACCESS, Errno::IO, Errno::NOSPC];
+const ERRNOS: [Errno; 5] = [
+    Errno::INVAL,
+    Errno::ACCESS,
+    Errno::IO,
+    Errno::NOSPC,
+    Errno::RANGE,
+];
 
 const POSSIBLE: &str = "sys/devices/system/cpu/possible";
 
@@ -68,16 +77,22 @@ fn fold(guest: &Guest, kernel: &Kernel, choice: Choice) -> Fold {
         program: PROGRAM.into(),
         root: guest.root(),
         state: state.clone(),
-        lock: state.lock().unwrap().expect("nobody else has it"),
+        lock: lock::take(&Root::new(guest.root()))
+            .unwrap()
+            .expect("nobody else has it"),
     };
-    let guardian = Guardian::start(launch, Instant::now()).unwrap();
+    let guardian = Guardian::start(launch, Moment::now()).unwrap();
     let probed = apply::probe(kernel, choice, false).unwrap();
     Fold::new(Box::new(kernel.clone()), probed.actuator, state, guardian).unwrap()
 }
 
 fn follow(fold: &mut Fold, usable: u32) -> Result<Change, FoldError> {
-    let now = Instant::now();
-    fold.follow(usable, now + Duration::from_secs(120), now)
+    let now = Moment::now();
+    let ask = Ask {
+        usable,
+        ..Ask::default()
+    };
+    fold.follow(&ask, now + Duration::from_secs(120), now)
 }
 
 /// Each kind of guest that the contract is kept on, with its actuator.
@@ -113,7 +128,7 @@ fn the_mask_is_as_wished_and_afterwards_as_found() {
         assert_eq!(follow(&mut fold, 8).unwrap(), Change::Unfolded, "{name}");
         assert_eq!(kernel.tree(), found, "{name}");
         assert!(!guest.has_record(), "{name}");
-        assert!(fold.unfold(Instant::now()).unwrap().is_none(), "{name}");
+        assert!(fold.unfold(Moment::now()).unwrap().is_none(), "{name}");
     }
 }
 
@@ -238,7 +253,7 @@ fn when_the_undoing_fails_too_the_error_says_both_and_the_record_stays() {
     assert!(failed[0].0.ends_with("init.scope/cpuset.cpus"));
     assert!(guest.has_record() && fold.is_folded());
     kernel.heal();
-    fold.unfold(Instant::now()).unwrap().expect("it was folded");
+    fold.unfold(Moment::now()).unwrap().expect("it was folded");
     assert_eq!(kernel.tree(), found);
     assert!(!guest.has_record());
 }
@@ -251,7 +266,7 @@ fn what_can_not_be_restored_is_tried_again_and_the_rest_is_back() {
     let mut fold = fold(&guest, &kernel, Choice::Cpuset);
     follow(&mut fold, 2).unwrap();
     kernel.fail("init.scope/cpuset.cpus", 1, Errno::IO);
-    let error = fold.unfold(Instant::now()).unwrap_err().to_string();
+    let error = fold.unfold(Moment::now()).unwrap_err().to_string();
     assert!(
         error.contains("init.scope/cpuset.cpus") && error.contains("os error 5"),
         "{error}"
@@ -259,7 +274,7 @@ fn what_can_not_be_restored_is_tried_again_and_the_rest_is_back() {
     assert_eq!(guest.get(&cpus_of("system.slice")), "0-7\n");
     assert_eq!(guest.get(&cpus_of("init.scope")), "0-1\n");
     assert!(guest.has_record());
-    fold.unfold(Instant::now()).unwrap().expect("still folded");
+    fold.unfold(Moment::now()).unwrap().expect("still folded");
     assert_eq!(kernel.tree(), found);
 }
 
@@ -275,7 +290,7 @@ fn blank_groups_with_tasks_get_all_possible_cpus_which_is_the_same_mask() {
         follow(&mut cpuset, 2).unwrap();
         assert_eq!(guest.get(&cpus_of("system.slice")), "0-1\n");
         let record = StateDir::new(guest.state()).load().unwrap().unwrap();
-        let restored = cpuset.unfold(Instant::now()).unwrap().unwrap();
+        let restored = cpuset.unfold(Moment::now()).unwrap().unwrap();
         assert!(restored.left.is_empty());
         assert_eq!(
             guest.get(&cpus_of("init.scope")),
@@ -298,7 +313,7 @@ fn beside_a_partition_blank_groups_get_what_the_root_has_left() {
     follow(&mut cpuset, 2).unwrap();
     // The writes are the blank text, all possible CPUs, and what the root has left.
     kernel.fail("user.slice/cpuset.cpus", 2, Errno::INVAL);
-    let restored = cpuset.unfold(Instant::now()).unwrap().unwrap();
+    let restored = cpuset.unfold(Moment::now()).unwrap().unwrap();
     assert_eq!(guest.get(&cpus_of("system.slice")), "0-15\n");
     assert_eq!(guest.get(&cpus_of("user.slice")), "0-5\n");
     assert_eq!(restored.replaced.last().unwrap().1, "0-5");
@@ -315,7 +330,7 @@ fn groups_that_come_and_go_while_folded() {
     assert_eq!(guest.get(&cpus_of("machine.slice")), "0-1\n");
     assert_eq!(follow(&mut fold, 2).unwrap(), Change::None);
     fs::remove_dir_all(guest.root().join(CGROUPS).join("system.slice")).unwrap();
-    let restored = fold.unfold(Instant::now()).unwrap().unwrap();
+    let restored = fold.unfold(Moment::now()).unwrap().unwrap();
     assert!(restored.left.is_empty());
     assert_eq!(guest.get(&cpus_of("machine.slice")), "0-15\n");
     assert_eq!(guest.get(&cpus_of("init.scope")), "0-15\n");
@@ -332,7 +347,7 @@ fn what_somebody_else_wrote_meanwhile_stays() {
         follow(&mut fold, 3).unwrap();
         assert_eq!(guest.get(&cpus_of("user.slice")), "5\n");
         assert_eq!(guest.get(&cpus_of("system.slice")), "0-2\n");
-        let restored = fold.unfold(Instant::now()).unwrap().unwrap();
+        let restored = fold.unfold(Moment::now()).unwrap().unwrap();
         assert!(restored.left[0].0.ends_with("user.slice/cpuset.cpus"));
         assert!(restored.left[0].1.contains("\"5\""));
         assert_eq!(guest.get(&cpus_of("user.slice")), "5\n");
@@ -351,7 +366,7 @@ fn a_controller_that_is_in_use_below_stays_enabled() {
     let mut fold = fold(&guest, &kernel, Choice::Cpuset);
     follow(&mut fold, 2).unwrap();
     kernel.fail("cgroup.subtree_control", 1, Errno::BUSY);
-    let restored = fold.unfold(Instant::now()).unwrap().unwrap();
+    let restored = fold.unfold(Moment::now()).unwrap().unwrap();
     assert!(restored.left[0].1.contains("uses the cpuset controller"));
     assert_eq!(guest.get(&cpus_of("system.slice")), "0-15\n");
     assert!(!guest.has_record());
@@ -385,7 +400,7 @@ fn a_mask_that_became_impossible_is_cleared() {
     guest.put(common::ONLINE, "0-2\n");
     follow(&mut fold, 1).unwrap();
     assert_eq!(guest.avoided(), "1-2");
-    let restored = fold.unfold(Instant::now()).unwrap().unwrap();
+    let restored = fold.unfold(Moment::now()).unwrap().unwrap();
     assert_eq!(guest.avoided(), "");
     assert_eq!(restored.replaced.len(), 1);
     assert_eq!(restored.replaced[0].1, "");
@@ -445,4 +460,114 @@ fn actuators_are_probed_in_order_and_say_why_not() {
         .unwrap_err()
         .to_string();
     assert!(error.contains("lacks cpuset"), "{error}");
+}
+
+#[test]
+fn without_knowing_what_was_found_every_mask_is_opened() {
+    let (guest, kernel) = cgroup_guest(8, true);
+    guest.put(common::PARAVIRT, "4-7\n");
+    guest.put(&cpus_of("init.scope"), "0-3\n");
+    guest.put(&cpus_of("system.slice"), "0-3\n");
+    guest.put(
+        &format!("{CGROUPS}/system.slice/cgroup.events"),
+        "populated 0\n",
+    );
+    kernel.add_group("partition");
+    guest.put(&cpus_of("partition"), "5\n");
+    guest.put(
+        &format!("{CGROUPS}/partition/cpuset.cpus.partition"),
+        "root\n",
+    );
+    fs::create_dir_all(guest.state()).unwrap();
+    fs::write(guest.state().join("restore.json"), "junk").unwrap();
+    let state = StateDir::new(guest.state());
+
+    // A mask that can't be opened: the others are, and the record stays for another try.
+    kernel.fail("paravirt", 1, Errno::IO);
+    let error = restore_left_over(&kernel, &state).unwrap_err();
+    assert!(matches!(&error, RestoreError::Files(failed) if failed.len() == 1));
+    assert!(guest.has_record());
+    kernel.heal();
+    let restored = restore_left_over(&kernel, &state).unwrap().unwrap();
+    assert_eq!(
+        restored.damaged,
+        Some(guest.state().join("restore.json.damaged"))
+    );
+    assert_eq!(guest.get(common::PARAVIRT), "\n");
+    assert_eq!(guest.get(&cpus_of("init.scope")), "0-15\n", "it has tasks");
+    assert_eq!(guest.get(&cpus_of("system.slice")), "\n");
+    assert_eq!(guest.get(&cpus_of("user.slice")), "\n");
+    assert_eq!(guest.get(&cpus_of("partition")), "5\n");
+    assert_eq!(restore_left_over(&kernel, &state).unwrap(), None);
+}
+
+#[test]
+fn cpus_that_go_between_the_choice_and_the_write_are_chosen_without() {
+    let (guest, kernel) = paravirt_guest(4);
+    let mut fold = fold(&guest, &kernel, Choice::Paravirt);
+    // Of 0-3, 1-3 would be avoided; with 1 and 3 gone that is more than there are.
+    kernel.online_at_next_write("0,2\n");
+    assert_eq!(follow(&mut fold, 1).unwrap(), Change::Applied);
+    assert_eq!(guest.avoided(), "2");
+    kernel.online_at_next_write("0\n");
+    guest.put(common::ONLINE, "0-3\n");
+    assert_eq!(
+        follow(&mut fold, 2).unwrap(),
+        Change::Unfolded,
+        "one is left"
+    );
+    assert_eq!(guest.avoided(), "");
+}
+
+#[test]
+fn nothing_is_written_beside_the_kernels_own_governor() {
+    for (name, guest, kernel, choice) in all() {
+        let mut fold = fold(&guest, &kernel, choice);
+        follow(&mut fold, 2).unwrap();
+        follow(&mut fold, 8).unwrap();
+        // The module is loaded while the agent runs.
+        guest.put("sys/module/steal_governor/refcnt", "0\n");
+        let found = kernel.tree();
+        kernel.heal();
+        let error = follow(&mut fold, 2).unwrap_err();
+        assert!(matches!(error, FoldError::Governor), "{name}");
+        assert!(error.to_string().contains("modprobe -r steal_governor"));
+        assert!(kernel.writes().is_empty() && !guest.has_record(), "{name}");
+        assert_eq!(kernel.tree(), found, "{name}");
+        let probed = apply::probe(&kernel, Choice::Auto, false).unwrap();
+        assert_eq!(probed.actuator.name(), "observe", "{name}");
+        assert!(
+            probed
+                .rejected
+                .iter()
+                .all(|(_, why)| why.contains("steal_governor"))
+        );
+        guest.put("sys/module/steal_governor/parameters/enabled", "N\n");
+        follow(&mut fold, 2).unwrap();
+        fold.unfold(Moment::now()).unwrap().unwrap();
+    }
+}
+
+#[test]
+fn observe_applies_nothing_and_tells_other_programs() {
+    let guest = Guest::bare(4);
+    let kernel = Kernel::new(guest.root());
+    let mut fold = fold(&guest, &kernel, Choice::Observe);
+    let ask = Ask {
+        usable: 2,
+        vcpus: 4,
+        ..Ask::default()
+    };
+    let now = Moment::now();
+    fold.follow(&ask, now + Duration::from_secs(120), now)
+        .unwrap();
+    assert!(kernel.writes().is_empty());
+    let read = |name: &str| fs::read_to_string(guest.state().join(name)).unwrap();
+    assert_eq!(read("preferred"), "0-1\n");
+    assert_eq!(
+        read("hint.json"),
+        "{\"usable\":2,\"vcpus\":4,\"actuator\":\"observe\",\"preferred\":\"0-1\",\"online\":\"0-3\"}\n"
+    );
+    fold.unfold(now).unwrap().unwrap();
+    assert!(!guest.state().join("preferred").exists() && !guest.state().join("hint.json").exists());
 }

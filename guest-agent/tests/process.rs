@@ -222,6 +222,60 @@ async fn a_second_agent_is_refused() {
     assert_eq!(guest.avoided(), "2-3");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_agent_with_another_state_directory_is_refused_too() {
+    let guest = Guest::paravirt(4);
+    let (_broker, mut agent, _stream) = folded(&guest, 120_000).await;
+    let output = Command::new(PROGRAM)
+        .args(["run", "--endpoint", "unix:/nowhere", "--state-dir"])
+        .arg(guest.root().join("other"))
+        .arg("--root")
+        .arg(guest.root())
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let log = String::from_utf8(output.stderr).unwrap();
+    assert!(log.contains("/sys/devices/system/cpu/online"), "{log}");
+    agent.signal(Signal::KILL);
+    agent.ended();
+    eventually("the guardian restores", || guest.avoided().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_record_opens_every_mask_and_is_kept() {
+    let guest = Guest::paravirt(4);
+    let (mut broker, mut agent, _stream) = folded(&guest, 120_000).await;
+    kill_both(&mut agent);
+    let (record, aside) = (
+        guest.state().join("restore.json"),
+        guest.state().join("restore.json.damaged"),
+    );
+    let whole = fs::read(&record).unwrap();
+    for damaged in [&whole[..whole.len() / 2], b"", b"\xff\xfe", b"[1]"] {
+        guest.put(common::PARAVIRT, "2-3\n");
+        fs::write(&record, damaged).unwrap();
+        let output = restore(&guest);
+        assert!(output.status.success());
+        let said = text(&output);
+        assert!(
+            said.contains("damaged") && said.contains("restore.json.damaged"),
+            "{said}"
+        );
+        assert_eq!(guest.avoided(), "");
+        assert_eq!(fs::read(&aside).unwrap(), damaged);
+        assert!(!guest.has_record() && !guest.state().join("preferred").exists());
+        assert_eq!(text(&restore(&guest)), "nothing to restore\n");
+    }
+    // An agent that starts does the same, and works.
+    guest.put(common::PARAVIRT, "2-3\n");
+    fs::write(&record, "{").unwrap();
+    let _next = Agent::start(&guest);
+    let stream = broker.accept().await;
+    assert_eq!(stream.hello.preferred, "0-3");
+    assert_eq!(guest.avoided(), "");
+    assert_eq!(fs::read(&aside).unwrap(), b"{");
+}
+
 #[test]
 fn mistakes_in_the_configuration_are_named() {
     let guest = Guest::paravirt(4);

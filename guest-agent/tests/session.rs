@@ -75,6 +75,28 @@ async fn the_guest_reports_on_itself() {
     assert_eq!(report.runnable_tasks, Some(3));
     assert_eq!(report.steal_ms, Some(850));
     assert_eq!(report.online, "0-3");
+    assert_eq!(report.pressure_us, None, "no PSI: not known, not zero");
+    assert_eq!(report.preferred, "0-3");
+    assert_eq!(report.pinned_outside, Some(0));
+    assert_eq!(report.trouble, "");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_broker_is_told_that_the_kernels_governor_is_in_charge() {
+    let guest = Guest::paravirt(4);
+    let mut broker = Broker::start(&guest, 7);
+    let _agent = Agent::start(&guest);
+    let mut stream = broker.accept().await;
+    stream.hint(hint(7, 1, 2)).await;
+    assert_eq!(stream.applied().await.outcome(), v1::Outcome::Applied);
+    // It comes while the guest is folded: the mask is put back, and is the governor's.
+    guest.put("sys/module/steal_governor/refcnt", "0\n");
+    stream.hint(hint(7, 2, 1)).await;
+    let applied = stream.applied().await;
+    assert_eq!(applied.outcome(), v1::Outcome::Failed);
+    assert!(applied.error.contains("modprobe -r steal_governor"));
+    assert_eq!(stream.applied().await.outcome(), v1::Outcome::Restored);
+    assert_eq!(guest.avoided(), "");
 }
 
 #[tokio::test(flavor = "multi_thread")]

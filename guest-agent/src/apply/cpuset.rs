@@ -77,6 +77,19 @@ impl Cpuset {
         Ok(Self { root })
     }
 
+    /// Where groups are, whether the actuator works there or not.
+    pub(crate) fn find(files: &dyn Files) -> Option<Self> {
+        let mounts = files.read(Path::new(MOUNTS)).ok()?;
+        cgroup2_root(&mounts).map(|root| Self { root })
+    }
+
+    /// The top-level groups that are folded: neither threaded nor partitions.
+    pub(crate) fn ordinary_groups(&self, files: &dyn Files) -> Result<Vec<PathBuf>, ApplyError> {
+        let mut groups = self.groups(files)?;
+        groups.retain(|group| is_ordinary(files, group).unwrap_or(true));
+        Ok(groups)
+    }
+
     fn control(&self) -> PathBuf {
         self.root.join("cgroup.subtree_control")
     }
@@ -87,7 +100,7 @@ impl Cpuset {
 
     /// Texts that mean the same as a blank `cpuset.cpus`: all possible CPUs, or, where a partition beside the group owns
     /// some of them, those that the root group has left.
-    fn everything(&self, files: &dyn Files) -> Result<Vec<String>, ApplyError> {
+    pub(crate) fn everything(&self, files: &dyn Files) -> Result<Vec<String>, ApplyError> {
         let mut texts = Vec::new();
         for path in [
             PathBuf::from(POSSIBLE),

@@ -11,15 +11,18 @@ use serde::Deserialize;
 use crate::error::chain;
 use crate::files::{Files, is_gone};
 use crate::restore::{Record, put_back};
+use crate::system;
 use crate::topology::{Topology, TopologyError};
 
 mod cpuset;
 mod observe;
-mod paravirt;
+pub(crate) mod paravirt;
+mod survey;
 
 pub use cpuset::Cpuset;
 pub use observe::Observe;
 pub use paravirt::Paravirt;
+pub use survey::{Candidate, Survey};
 
 /// Which actuator the operator wants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, clap::ValueEnum)]
@@ -168,10 +171,13 @@ pub fn probe(
     choice: Choice,
     allow_old_kernel: bool,
 ) -> Result<Probed, ApplyError> {
-    let paravirt =
-        || -> Result<Box<dyn Actuator>, String> { Ok(Box::new(Paravirt::probe(files)?)) };
+    let paravirt = || -> Result<Box<dyn Actuator>, String> {
+        no_other_writer(files)?;
+        Ok(Box::new(Paravirt::probe(files)?))
+    };
     let topology = Topology::read(files)?;
     let cpuset = || -> Result<Box<dyn Actuator>, String> {
+        no_other_writer(files)?;
         Ok(Box::new(Cpuset::probe(files, &topology, allow_old_kernel)?))
     };
     let only = |name, found: Result<Box<dyn Actuator>, String>| match found {
@@ -195,6 +201,15 @@ pub fn probe(
                 rejected,
             })
         }
+    }
+}
+
+/// Does nobody else choose the guest's CPUs?
+fn no_other_writer(files: &dyn Files) -> Result<(), String> {
+    if system::steal_governor(files) {
+        Err(system::GOVERNOR_ADVICE.to_owned())
+    } else {
+        Ok(())
     }
 }
 

@@ -13,7 +13,7 @@ use crate::files::{Files, is_gone};
 use crate::restore::{Author, Entry, Record, writable_text};
 
 pub(super) const NAME: &str = "paravirt";
-const PATH: &str = "/sys/devices/system/cpu/paravirt";
+pub(crate) const PATH: &str = "/sys/devices/system/cpu/paravirt";
 
 /// Writes the mask of CPUs to avoid.
 #[derive(Debug, Clone, Copy)]

@@ -28,6 +28,7 @@ pub(crate) struct Kernel {
     files: Root,
     faults: Rc<RefCell<Vec<Fault>>>,
     writes: Rc<RefCell<Vec<(PathBuf, String)>>>,
+    online_next: Rc<RefCell<Option<String>>>,
 }
 
 impl Kernel {
@@ -38,6 +39,7 @@ impl Kernel {
             root,
             faults: Rc::default(),
             writes: Rc::default(),
+            online_next: Rc::default(),
         }
     }
 
@@ -54,6 +56,11 @@ impl Kernel {
             nth,
             errno,
         });
+    }
+
+    /// These CPUs will be online just before the next write.
+    pub(crate) fn online_at_next_write(&self, list: &str) {
+        *self.online_next.borrow_mut() = Some(list.to_owned());
     }
 
     /// Nothing fails any more; also forgets the writes so far.
@@ -185,6 +192,9 @@ impl Files for Kernel {
         self.writes
             .borrow_mut()
             .push((path.to_owned(), text.to_owned()));
+        if let Some(list) = self.online_next.borrow_mut().take() {
+            fs::write(self.root.join("sys/devices/system/cpu/online"), list)?;
+        }
         for fault in self.faults.borrow().iter() {
             let writes = self.writes.borrow();
             let count = writes
