@@ -2,7 +2,7 @@
 //! that ends.
 //!
 //! ```text
-//!            calm for 5 s, and there is a pressure trigger
+//!            calm for 5 s, and there is a pressure trigger; 1 s when pressure came and nothing with it
 //!   usual ───────────────────────────────────────────────► quiet
 //!     ▲                                                      │
 //!     └──────── tasks wait for pCPUs, or not calm ───────────┘
@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::time::timeout;
 
 use crate::root::Root;
 
@@ -21,6 +22,8 @@ use crate::root::Root;
 const QUIET: Duration = Duration::from_secs(1);
 /// A host is quiet after it has been calm for so long.
 const CALM_FOR: Duration = Duration::from_secs(5);
+/// And after so long when tasks waited, and each look since then found it calm: contention shows within half a second.
+const CALM_AGAIN: Duration = Duration::from_secs(1);
 /// Some task waited for a pCPU during so many microseconds of so many (Documentation/accounting/psi.rst): the shortest window
 /// that the kernel takes, and one for who lacks CAP_SYS_RESOURCE. With the longer one a look comes first, most often.
 const TRIGGERS: [&[u8]; 2] = [b"some 50000 500000\0", b"some 100000 2000000\0"];
@@ -34,6 +37,7 @@ pub(super) struct Cadence {
     usual: Duration,
     may_be_quiet: bool,
     calm_since: Option<Duration>,
+    calm_for: Duration,
     quiet: bool,
 }
 
@@ -44,6 +48,7 @@ impl Cadence {
             usual,
             may_be_quiet,
             calm_since: None,
+            calm_for: CALM_FOR,
             quiet: false,
         }
     }
@@ -52,15 +57,17 @@ impl Cadence {
     pub(super) fn looked(&mut self, at: Duration, calm: bool) {
         if !calm {
             self.calm_since = None;
+            self.calm_for = CALM_FOR;
         }
         let since = calm.then(|| *self.calm_since.get_or_insert(at));
-        let long_enough = since.is_some_and(|since| at.saturating_sub(since) >= CALM_FOR);
+        let long_enough = since.is_some_and(|since| at.saturating_sub(since) >= self.calm_for);
         self.quiet = self.may_be_quiet && long_enough;
     }
 
     /// Tasks wait for pCPUs.
     pub(super) fn pressed(&mut self) {
         self.calm_since = None;
+        self.calm_for = CALM_AGAIN;
         self.quiet = false;
     }
 
@@ -101,6 +108,12 @@ impl Pressure {
         file.write_all(TRIGGERS[0])
             .or_else(|_| file.write_all(TRIGGERS[1]))?;
         Ok(Self(AsyncFd::with_interest(file, Interest::PRIORITY)?))
+    }
+
+    /// Forgets what the kernel told before now: it is kept until somebody takes it, and that they waited once is no news later.
+    pub(super) async fn forget(&self) {
+        // Without anything to forget the time is over at once.
+        let _ = timeout(Duration::ZERO, self.rises()).await;
     }
 
     /// Waits until tasks wait.
@@ -154,6 +167,37 @@ mod tests {
         assert_eq!(cadence.interval(), USUAL);
         cadence.looked(at(6), true);
         assert_eq!(cadence.interval(), USUAL);
+        cadence.looked(at(7), true);
+        assert!(cadence.is_quiet(), "nothing came of it");
+        cadence.pressed();
+        cadence.looked(at(8), false);
+        cadence.looked(at(9), true);
+        cadence.looked(at(13), true);
+        assert_eq!(cadence.interval(), USUAL, "something did");
+        cadence.looked(at(14), true);
+        assert!(cadence.is_quiet());
+    }
+
+    /// A stream's urgent byte wakes as a pressure trigger does.
+    #[allow(deprecated, reason = "as for the real one")]
+    #[tokio::test]
+    async fn pressure_of_the_past_is_forgotten() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let here = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (there, _) = listener.accept().unwrap();
+        here.set_nonblocking(true).unwrap();
+        let file = File::from(std::os::fd::OwnedFd::from(here));
+        let pressure = Pressure(AsyncFd::with_interest(file, Interest::PRIORITY).unwrap());
+        let press = || rustix::net::send(&there, b"!", rustix::net::SendFlags::OOB).unwrap();
+        press();
+        drop(pressure.0.ready(Interest::PRIORITY).await.unwrap());
+        pressure.forget().await;
+        let waits = timeout(Duration::from_millis(50), pressure.rises());
+        assert!(waits.await.is_err(), "the past came back");
+        press();
+        timeout(Duration::from_secs(60), pressure.rises())
+            .await
+            .unwrap();
     }
 
     #[test]

@@ -137,7 +137,14 @@ async fn pipeline(
                 let now = Instant::now();
                 last = if now > next + LATE { now } else { next };
                 view.send_replace(Arc::new(host.tick(publisher)));
+                let was_quiet = cadence.is_quiet();
                 cadence.looked(host.elapsed(), host.is_calm());
+                if let Some(pressure) = &pressure
+                    && cadence.is_quiet()
+                    && !was_quiet
+                {
+                    pressure.forget().await;
+                }
                 next = last + cadence.interval();
             }
             Some(Command::SetMode { mode, done }) => {
