@@ -9,11 +9,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use kvm_bindings::{Msrs, kvm_msr_entry};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+
+use self::memory::StealTimes;
 use vmm_sys_util::signal::{Killable, SIGRTMIN};
 
 /// A `jmp` to itself.
 const SPIN: [u8; 2] = [0xeb, 0xfe];
+/// Where a guest tells KVM to keep its steal time (`arch/x86/include/uapi/asm/kvm_para.h`); bit 0 turns it on.
+const MSR_KVM_STEAL_TIME: u32 = 0x4b56_4d03;
 
 /// What went wrong with a VM.
 #[derive(Debug, thiserror::Error)]
@@ -47,6 +52,7 @@ pub enum KvmError {
 pub struct SpinningVm {
     vm: VmFd,
     named: bool,
+    steal: StealTimes,
     stop: Arc<AtomicBool>,
     vcpus: Vec<JoinHandle<Result<(), KvmError>>>,
 }
@@ -64,9 +70,12 @@ impl SpinningVm {
             .and_then(|kvm| kvm.create_vm())
             .map_err(|source| refused("make a VM", source))?;
         memory::add_page(&vm, SPIN).map_err(|source| refused("take a page of memory", source))?;
+        let steal =
+            StealTimes::add_to(&vm).map_err(|source| refused("take a page of memory", source))?;
         Ok(Self {
             vm,
             named,
+            steal,
             stop: Arc::default(),
             vcpus: Vec::new(),
         })
@@ -83,6 +92,9 @@ impl SpinningVm {
             .create_vcpu(u64::from(index))
             .map_err(|source| refused("make a vCPU", source))?;
         start_at_zero(&vcpu).map_err(|source| refused("set registers", source))?;
+        if let Some(address) = StealTimes::address(index) {
+            keep_steal_time(&vcpu, address)?;
+        }
         let mut builder = thread::Builder::new();
         if self.named {
             builder = builder.name(format!("CPU {index}/KVM"));
@@ -93,6 +105,15 @@ impl SpinningVm {
             .map_err(KvmError::Thread)?;
         self.vcpus.push(thread);
         Ok(())
+    }
+
+    /// The steal time of each vCPU in nanoseconds, as it stands in guest memory; of the first 64 vCPUs.
+    #[must_use]
+    pub fn steal_ns(&self) -> Vec<u64> {
+        let count = u32::try_from(self.vcpus.len()).unwrap_or(u32::MAX);
+        (0..count)
+            .map_while(|index| self.steal.read(index))
+            .collect()
     }
 
     /// Ends all vCPUs.
@@ -146,6 +167,20 @@ fn start_at_zero(vcpu: &VcpuFd) -> Result<(), kvm_ioctls::Error> {
     vcpu.set_regs(&registers)
 }
 
+fn keep_steal_time(vcpu: &VcpuFd, address: u64) -> Result<(), KvmError> {
+    let entry = kvm_msr_entry {
+        index: MSR_KVM_STEAL_TIME,
+        data: address | 1,
+        ..kvm_msr_entry::default()
+    };
+    let entries = Msrs::from_entries(&[entry]).expect("one entry is not too many");
+    match vcpu.set_msrs(&entries) {
+        Ok(1) => Ok(()),
+        Ok(_) => Err(refused("keep the steal time", kvm_ioctls::Error::new(22))),
+        Err(source) => Err(refused("keep the steal time", source)),
+    }
+}
+
 fn spin(index: u32, mut vcpu: VcpuFd, stop: &AtomicBool) -> Result<(), KvmError> {
     while !stop.load(Ordering::Relaxed) {
         match vcpu.run() {
@@ -169,10 +204,16 @@ fn spin(index: u32, mut vcpu: VcpuFd, stop: &AtomicBool) -> Result<(), KvmError>
     reason = "KVM takes guest memory by its address, which no safe interface can check"
 )]
 mod memory {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
     use kvm_bindings::kvm_userspace_memory_region;
     use kvm_ioctls::VmFd;
 
     const PAGE: usize = 4096;
+    /// `struct kvm_steal_time`, whose first field is the steal time in nanoseconds.
+    const STEAL_TIME: usize = 64;
+    /// The guest address of the page with the steal times.
+    const STEAL_PAGE: u64 = 4096;
 
     #[repr(C, align(4096))]
     struct Page([u8; PAGE]);
@@ -193,5 +234,41 @@ mod memory {
         };
         // SAFETY: the address is that of a whole, aligned page which is never freed and which only the guest uses from here on.
         unsafe { vm.set_user_memory_region(region) }
+    }
+
+    /// The steal times that KVM writes for each vCPU.
+    #[derive(Debug)]
+    pub(super) struct StealTimes(&'static [AtomicU64; PAGE / 8]);
+
+    #[repr(C, align(4096))]
+    struct Shared([AtomicU64; PAGE / 8]);
+
+    impl StealTimes {
+        pub(super) fn add_to(vm: &VmFd) -> Result<Self, kvm_ioctls::Error> {
+            let shared: &'static Shared =
+                Box::leak(Box::new(Shared(std::array::from_fn(|_| AtomicU64::new(0)))));
+            let region = kvm_userspace_memory_region {
+                slot: 1,
+                flags: 0,
+                guest_phys_addr: STEAL_PAGE,
+                memory_size: PAGE as u64,
+                userspace_addr: std::ptr::from_ref(shared) as u64,
+            };
+            // SAFETY: the address is that of a whole, aligned page which is never freed, and which everybody here reads atomically.
+            unsafe { vm.set_user_memory_region(region)? };
+            Ok(Self(&shared.0))
+        }
+
+        /// Where in guest memory the steal time of a vCPU is, as long as there is room.
+        pub(super) fn address(index: u32) -> Option<u64> {
+            let offset = u64::from(index) * STEAL_TIME as u64;
+            (offset < PAGE as u64).then_some(STEAL_PAGE + offset)
+        }
+
+        /// KVM writes it in one piece.
+        pub(super) fn read(&self, index: u32) -> Option<u64> {
+            let at = index as usize * STEAL_TIME / 8;
+            self.0.get(at).map(|steal| steal.load(Ordering::Acquire))
+        }
     }
 }

@@ -40,11 +40,23 @@ impl VmProcess {
     /// # Errors
     /// When it doesn't answer that it did.
     pub fn add_vcpu(&mut self) -> io::Result<()> {
-        let input = self.child.stdin.as_mut();
-        input
-            .expect("it is open until the end")
-            .write_all(b"add\n")?;
+        self.say(b"add\n")?;
         self.expect("added")
+    }
+
+    /// The steal time of each vCPU of its first VM in nanoseconds, as it stands in guest memory.
+    ///
+    /// # Errors
+    /// When it doesn't answer with numbers.
+    pub fn steal_ns(&mut self) -> io::Result<Vec<u64>> {
+        self.say(b"steal\n")?;
+        let mut line = String::new();
+        self.answers.read_line(&mut line)?;
+        let times = line.split_ascii_whitespace().map(str::parse);
+        times.collect::<Result<_, _>>().map_err(|error| {
+            let text = format!("lab-kvm-vm should say steal times and said {line:?}: {error}");
+            io::Error::new(io::ErrorKind::InvalidData, text)
+        })
     }
 
     /// Its PID.
@@ -69,6 +81,11 @@ impl VmProcess {
     pub fn close_input(mut self) -> io::Result<ExitStatus> {
         drop(self.child.stdin.take());
         self.child.wait()
+    }
+
+    fn say(&mut self, line: &[u8]) -> io::Result<()> {
+        let input = self.child.stdin.as_mut();
+        input.expect("it is open until the end").write_all(line)
     }
 
     fn expect(&mut self, word: &str) -> io::Result<()> {

@@ -18,6 +18,7 @@ use hint_broker::model::{Accelerator, Vcpus, Vm};
 use hint_broker::observe::Observer;
 use hint_broker::observe::rates::Rates;
 use hint_broker::root::Root;
+use lab::cgroup::CpuGroup;
 use lab::mounts::HostView;
 use lab::process::find_program;
 use lab::skip::{self, Need};
@@ -196,6 +197,23 @@ fn vcpus_that_nothing_tells_are_unclassified_with_the_reason() {
     }
 }
 
+/// Measures until the demand reads the number of vCPUs to 2 %. Other work on this machine moves run to run delay and back; their sum it
+/// moves only at the ends of a window.
+fn demand_is(number: u32, most_run: f64, observer: &mut Observer, vm: &Vm) {
+    let number = f64::from(number);
+    let mut tries = Vec::new();
+    loop {
+        let (run, demand) = measure(observer, vm);
+        tries.push(format!("run {run:.3} demand {demand:.3}"));
+        assert!(run <= most_run * 1.02, "{number} vCPUs: {tries:?}");
+        if (demand - number).abs() <= 0.02 * number {
+            break;
+        }
+        assert!(tries.len() < 10, "{number} vCPUs: {tries:?}");
+    }
+    println!("{number} vCPUs: {tries:?}");
+}
+
 #[test]
 fn spinning_vcpus_show_their_number_as_demand() {
     if !skip::can_run(
@@ -212,21 +230,142 @@ fn spinning_vcpus_show_their_number_as_demand() {
         let mut discovery = Discovery::new(root.clone(), false);
         let wanted = has_vcpus(usize::try_from(vcpus).unwrap());
         let found = scan_until(&mut discovery, vm.pid(), wanted).unwrap();
-        let mut observer = Observer::new(root);
-        // Other work on this machine moves run to run delay and back; their sum it moves only at the ends of a window.
-        let number = f64::from(vcpus);
-        let mut tries = Vec::new();
-        loop {
-            let (run, demand) = measure(&mut observer, &found.vm);
-            tries.push(format!("run {run:.3} demand {demand:.3}"));
-            assert!(run <= number * 1.01, "{vcpus} vCPUs: {tries:?}");
-            if (demand - number).abs() <= 0.05 * number {
-                break;
-            }
-            assert!(tries.len() < 5, "{vcpus} vCPUs: {tries:?}");
-        }
-        println!("{vcpus} vCPUs: {tries:?}");
+        demand_is(vcpus, f64::from(vcpus), &mut Observer::new(root), &found.vm);
     }
+}
+
+#[test]
+fn a_quota_changes_what_vcpus_run_and_not_what_they_want() {
+    let test = "a_quota_changes_what_vcpus_run_and_not_what_they_want";
+    if !skip::can_run(test, &[Need::Kvm, Need::Root, Need::Debugfs]) {
+        return;
+    }
+    let _cores = lock::cores().unwrap();
+    let group = match CpuGroup::create("quota") {
+        Ok(group) => group,
+        Err(error) => {
+            skip::skipped(test, &error.to_string());
+            return;
+        }
+    };
+    group.set_quota(Some(1000)).unwrap();
+    let host = HostView::with_debugfs().unwrap();
+    let vm = start_vm("some-new-vmm", &["--vcpus", "4"]);
+    fs::write(group.procs(), vm.pid().to_string()).unwrap();
+    let root = Root::new(host.root());
+    let mut discovery = Discovery::new(root.clone(), false);
+    let found = scan_until(&mut discovery, vm.pid(), has_vcpus(4)).unwrap();
+    // A period's quota may be used at the end of one window and the next at its beginning.
+    demand_is(4, 1.1, &mut Observer::new(root), &found.vm);
+}
+
+#[test]
+fn run_delay_is_what_the_guest_sees_as_steal() {
+    let test = "run_delay_is_what_the_guest_sees_as_steal";
+    if !skip::can_run(test, &[Need::Kvm, Need::Root, Need::Debugfs]) {
+        return;
+    }
+    let _cores = lock::cores().unwrap();
+    let host = HostView::with_debugfs().unwrap();
+    let mut vm = start_vm("some-new-vmm", &["--vcpus", "5"]);
+    let root = Root::new(host.root());
+    let mut discovery = Discovery::new(root.clone(), false);
+    let found = scan_until(&mut discovery, vm.pid(), has_vcpus(5)).unwrap();
+    let Vcpus::Known(threads) = &found.vm.vcpus else {
+        unreachable!("has_vcpus")
+    };
+    let mut observer = Observer::new(root);
+    let started = Instant::now();
+    let mut read = |vm: &mut VmProcess| {
+        let steal = vm.steal_ns().unwrap();
+        let vms = std::slice::from_ref(&found.vm);
+        let sample = observer.sample(vms, || started.elapsed(), false);
+        let times = &sample.vms[&found.vm.id].threads;
+        let delay = threads.values().map(|tid| times[tid].unwrap().run_delay);
+        (steal, delay.collect::<Vec<Duration>>())
+    };
+    // Both are read one after the other, and a vCPU may get its pCPU in between: a window in which none did so for long will come.
+    let mut tries = Vec::new();
+    loop {
+        let (steal_before, delay_before) = read(&mut vm);
+        thread::sleep(Duration::from_secs(4));
+        let (steal, delay) = read(&mut vm);
+        let steals = steal
+            .iter()
+            .zip(&steal_before)
+            .map(|(now, old)| (now - old) as f64);
+        let delays = delay.iter().zip(&delay_before);
+        let delays = delays.map(|(now, old)| (*now - *old).as_nanos() as f64);
+        let both: Vec<(f64, f64)> = steals.zip(delays).collect();
+        let equal = |(steal, delay): &(f64, f64)| (steal - delay).abs() <= 0.01 * delay;
+        let waited = both.iter().all(|(_, delay)| *delay > 1e9);
+        let all = both.len() == 5 && waited && both.iter().all(equal);
+        tries.push(both);
+        if all {
+            break;
+        }
+        assert!(tries.len() < 10, "steal and run delay in ns: {tries:?}");
+    }
+    println!("steal and run delay in ns: {tries:?}");
+}
+
+#[test]
+fn a_starved_vcpu_reads_as_waiting() {
+    let test = "a_starved_vcpu_reads_as_waiting";
+    if !skip::can_run(test, &[Need::Kvm, Need::Root, Need::Debugfs]) {
+        return;
+    }
+    let _cores = lock::cores().unwrap();
+    let host = HostView::with_debugfs().unwrap();
+    let vm = start_vm("some-new-vmm", &["--vcpus", "1"]);
+    let root = Root::new(host.root());
+    let mut discovery = Discovery::new(root.clone(), false);
+    let found = scan_until(&mut discovery, vm.pid(), has_vcpus(1)).unwrap();
+    let Vcpus::Known(threads) = &found.vm.vcpus else {
+        unreachable!("has_vcpus")
+    };
+    // On one pCPU, it gets what an ordinary thread of high weight leaves it: about a thousandth of a percent.
+    let tid = threads[&0].to_string();
+    for (program, arguments) in [("taskset", ["-c", "-p", "0"]), ("chrt", ["-i", "-p", "0"])] {
+        let status = Command::new(find_program(program).unwrap())
+            .args(arguments)
+            .arg(&tid)
+            .stdout(Stdio::null())
+            .status();
+        assert!(status.unwrap().success(), "{program}");
+    }
+    let mut spinner = Command::new(find_program("taskset").unwrap())
+        .args([
+            "-c",
+            "0",
+            "nice",
+            "-n",
+            "-20",
+            "setpriv",
+            "--pdeathsig",
+            "KILL",
+        ])
+        .args(["sh", "-c", "while :; do :; done"])
+        .spawn()
+        .unwrap();
+    let mut observer = Observer::new(root);
+    let started = Instant::now();
+    let mut waiting = 0;
+    while waiting < 5 && started.elapsed() < SOON {
+        let vms = std::slice::from_ref(&found.vm);
+        let sample = observer.sample(vms, || started.elapsed(), true);
+        let times = &sample.vms[&found.vm.id].threads;
+        waiting += u32::from(times.values().flatten().any(|times| times.waiting));
+        thread::sleep(Duration::from_millis(20));
+    }
+    let (run, demand) = measure(&mut observer, &found.vm);
+    spinner.kill().unwrap();
+    spinner.wait().unwrap();
+    assert_eq!(waiting, 5, "it never stood still");
+    assert!(
+        run < 0.5 && (demand - 1.0).abs() <= 0.05,
+        "run {run:.3} demand {demand:.3}"
+    );
 }
 
 /// Mean run, and run + run delay, over 3 s of ticks.

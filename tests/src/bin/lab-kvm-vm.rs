@@ -1,5 +1,6 @@
 //! Holds KVM VMs whose vCPUs spin, until SIGTERM or until standard input ends. It prints `ready` when they run; a line `add` on
-//! standard input gives the first VM one more vCPU, which is answered with `added`.
+//! standard input gives the first VM one more vCPU, which is answered with `added`; a line `steal` is answered with the steal
+//! time of each of its vCPUs, in nanoseconds, as it stands in guest memory.
 
 use std::io::{BufRead, Write};
 use std::sync::mpsc::{Sender, channel};
@@ -30,6 +31,7 @@ struct Arguments {
 
 enum Event {
     Add,
+    Steal,
     End,
 }
 
@@ -45,8 +47,10 @@ fn main() -> anyhow::Result<()> {
     });
     thread::spawn(move || {
         for line in std::io::stdin().lock().lines().map_while(Result::ok) {
-            if line == "add" {
-                send(&sender, Event::Add);
+            match line.as_str() {
+                "add" => send(&sender, Event::Add),
+                "steal" => send(&sender, Event::Steal),
+                _ => {}
             }
         }
         send(&sender, Event::End);
@@ -67,6 +71,11 @@ fn main() -> anyhow::Result<()> {
                 let vm = vms.first_mut().context("there is no VM to add a vCPU to")?;
                 vm.add_vcpu()?;
                 say("added")?;
+            }
+            Event::Steal => {
+                let vm = vms.first().context("there is no VM with a steal time")?;
+                let times: Vec<String> = vm.steal_ns().iter().map(u64::to_string).collect();
+                say(&times.join(" "))?;
             }
             Event::End => break,
         }
