@@ -1,0 +1,5 @@
+//! The governor's rules, each with right values.
+
+mod bounds;
+mod rig;
+mod shares;
