@@ -238,7 +238,7 @@ fn guests_compete_in_groups_of_their_own_and_leave_nothing() {
     let times: Vec<f64> = thread::scope(|scope| {
         let runs: Vec<_> = guests
             .iter()
-            .map(|guest| scope.spawn(|| guest.hackbench(50).unwrap()))
+            .map(|guest| scope.spawn(|| guest.hackbench(200).unwrap()))
             .collect();
         runs.into_iter().map(|run| run.join().unwrap()).collect()
     });

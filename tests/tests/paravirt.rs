@@ -268,7 +268,7 @@ fn tasks_leave_at_once(guest: &Guest) {
 fn new_and_waking_tasks_are_kept_off(guest: &Guest) {
     guest.avoid("1-3").unwrap();
     let before = busy_ticks(guest);
-    guest.hackbench(300).unwrap();
+    guest.hackbench(1200).unwrap();
     // Each of many short programs forks and execs.
     let forks = guest
         .spawn_work("for i in $(seq 200); do cat /proc/self/stat | cut -d ' ' -f 39; done")

@@ -1,6 +1,8 @@
 //! The demonstration: two real guests on two pCPUs, hackbench in both at once, with and without hints in turn.
 //!
-//! Boots of the same guests differ in speed, so each round has guests and a broker of its own.
+//! Rounds are short and many, since the machine below may change its speed by half from one second to the next (docs/results.md).
+//! Half of them have guests of their own, so that no single boot decides. Each measurement has a broker of its own: one that saw the
+//! same load come and go before folds later, and the measurements would not be alike.
 //!
 //! It ends with a line `speed-up with hints: 2.13x (...)`, from the times that the guests' own hackbench reports, and fails when
 //! the guests were not folded to one vCPU each.
@@ -16,11 +18,13 @@ use hint_proto::v1;
 use lab::{Broker, BrokerSpec, Guest, GuestSpec, lock, process};
 
 const PCPUS: usize = 2;
-const ROUNDS: usize = 5;
+const BOOTS: usize = 2;
+/// With each boot's guests.
+const ROUNDS: usize = 4;
 const GUESTS: [&str; 2] = ["vm1", "vm2"];
-/// Messages that each of hackbench's senders passes to each receiver: twenty seconds without hints, so that the second before a
-/// fold counts for little.
-const LOOPS: u32 = 600;
+/// Messages that each of hackbench's senders passes to each receiver: ten to twenty seconds without hints, so that the half second
+/// before a fold counts for little.
+const LOOPS: u32 = 1500;
 /// A guest that runs less than this has nothing left of the last round to do.
 const QUIET_MILLI_CPUS: u64 = 300;
 const LIVE: Duration = Duration::from_millis(500);
@@ -69,46 +73,50 @@ fn main() -> anyhow::Result<()> {
     process::confine(PCPUS).context("can't confine the demonstration to two pCPUs")?;
     let _cores = lock::cores()?;
     println!(
-        "Two guests with 4 vCPUs each on {PCPUS} pCPUs, hackbench in both at once: {ROUNDS} rounds, each without and with hints.\n\
+        "Two guests with 4 vCPUs each on {PCPUS} pCPUs, hackbench in both at once: {} rounds, each without and with hints.\n\
          RUN, DELAY (waiting for a pCPU) and TARGET (the guest's share) are in CPUs. USABLE is what the broker wants, APPLIED what\n\
-         the guest really uses; without hints it is not told.\n"
+         the guest really uses; without hints it is not told.\n",
+        BOOTS * ROUNDS
     );
     let mut measured: Vec<(Arm, Run)> = Vec::new();
-    for number in 1..=ROUNDS {
-        measured.extend(round(number)?);
+    for boot in 0..BOOTS {
+        measured.extend(rounds(boot)?);
     }
     report(&measured)
 }
 
-/// Boots the guests and measures both arms; the order changes, so that neither arm gains by a machine that grows slower or faster.
-fn round(number: usize) -> anyhow::Result<[(Arm, Run); 2]> {
-    println!("Round {number} of {ROUNDS}: booting the guests ...");
+/// Boots the guests and measures both arms in each round; the order changes, so that neither arm gains by a machine that grows slower
+/// or faster.
+fn rounds(boot: usize) -> anyhow::Result<Vec<(Arm, Run)>> {
+    println!("Booting the guests ({} of {BOOTS}) ...", boot + 1);
     let specs = GUESTS.map(|name| GuestSpec::named(name).with_agent(&["run"]));
     let guests = Guest::boot_all(&specs)?;
-    let broker = Broker::start(&BrokerSpec {
-        mode: "observe",
-        ..BrokerSpec::default()
-    })?;
-    wait_for_agents(&broker)?;
-    let one = |arm| -> anyhow::Result<(Arm, Run)> {
-        let run = run(&broker, &guests, arm, number)
-            .with_context(|| format!("the broker's log:\n{}", broker.log()))?;
-        println!(
-            "round {number} {:<14} {} {:.2} s   {} {:.2} s\n",
-            arm.name(),
-            GUESTS[0],
-            run.seconds[0],
-            GUESTS[1],
-            run.seconds[1]
-        );
-        Ok((arm, run))
-    };
-    let [first, second] = if number % 2 == 1 {
-        [Arm::Without, Arm::With]
-    } else {
-        [Arm::With, Arm::Without]
-    };
-    Ok([one(first)?, one(second)?])
+    let mut measured = Vec::new();
+    for number in boot * ROUNDS + 1..=(boot + 1) * ROUNDS {
+        let order = if number % 2 == 1 {
+            [Arm::Without, Arm::With]
+        } else {
+            [Arm::With, Arm::Without]
+        };
+        for arm in order {
+            let broker = Broker::start(&BrokerSpec {
+                mode: "observe",
+                ..BrokerSpec::default()
+            })?;
+            let run = run(&broker, &guests, arm, number)
+                .with_context(|| format!("the broker's log:\n{}", broker.log()))?;
+            println!(
+                "round {number} {:<14} {} {:.2} s   {} {:.2} s\n",
+                arm.name(),
+                GUESTS[0],
+                run.seconds[0],
+                GUESTS[1],
+                run.seconds[1]
+            );
+            measured.push((arm, run));
+        }
+    }
+    Ok(measured)
 }
 
 fn wait_for_agents(broker: &Broker) -> anyhow::Result<()> {
@@ -138,6 +146,7 @@ fn wait_for_agents(broker: &Broker) -> anyhow::Result<()> {
 }
 
 fn run(broker: &Broker, guests: &[Guest], arm: Arm, number: usize) -> anyhow::Result<Run> {
+    wait_for_agents(broker)?;
     settle(broker, guests)?;
     broker.set_mode(arm.mode())?;
     let done = AtomicBool::new(false);
@@ -166,9 +175,8 @@ fn run(broker: &Broker, guests: &[Guest], arm: Arm, number: usize) -> anyhow::Re
     })
 }
 
-/// Turns hints off and waits until both guests use all their vCPUs and are quiet.
+/// Waits until both guests use all their vCPUs, hints being off, and are quiet.
 fn settle(broker: &Broker, guests: &[Guest]) -> anyhow::Result<()> {
-    broker.set_mode(v1::Mode::Observe)?;
     for guest in guests {
         let patience = Duration::from_secs(30);
         let cpus = guest.wait_for(patience, Guest::work_cpus, |cpus| cpus.len() == 4)?;
@@ -201,7 +209,8 @@ fn watch(broker: &Broker, arm: Arm, number: usize, done: &AtomicBool) -> anyhow:
         folded |= both_folded(&state);
         if terminal || shown.is_none_or(|then| then.elapsed() >= BLOCKS) {
             let table = format!(
-                "round {number} of {ROUNDS}, {}\n{}",
+                "round {number} of {}, {}\n{}",
+                BOOTS * ROUNDS,
                 arm.name(),
                 render_table(&state, TABLE_WIDTH)
             );
@@ -244,12 +253,15 @@ fn report(runs: &[(Arm, Run)]) -> anyhow::Result<()> {
         );
     }
     let folded = of(Arm::With).filter(|run| run.folded).count();
-    println!("folded to 1 vCPU each for contention: {folded} of {ROUNDS} rounds with hints");
+    println!(
+        "folded to 1 vCPU each for contention: {folded} of {} rounds with hints",
+        BOOTS * ROUNDS
+    );
     if of(Arm::Without).any(|run| run.folded) {
         bail!("guests were folded in a round without hints");
     }
     ensure!(
-        folded == ROUNDS,
+        folded == BOOTS * ROUNDS,
         "expected every round with hints to fold both guests to one vCPU"
     );
     let speed_up = median(of(Arm::Without)) / median(of(Arm::With));
@@ -260,5 +272,6 @@ fn report(runs: &[(Arm, Run)]) -> anyhow::Result<()> {
 fn median<'a>(runs: impl Iterator<Item = &'a Run>) -> f64 {
     let mut times: Vec<f64> = runs.map(Run::mean).collect();
     times.sort_by(f64::total_cmp);
-    times[times.len() / 2]
+    let (low, high) = ((times.len() - 1) / 2, times.len() / 2);
+    f64::midpoint(times[low], times[high])
 }

@@ -146,13 +146,13 @@ impl Guest {
         ))
     }
 
-    /// Runs hackbench with so many loops as work, and gives the time that it reports, in seconds: 40 processes send to 40 others,
-    /// each to all of them, so that every receiver's lock is wanted by many.
+    /// Runs hackbench with so many loops as work, and gives the time that it reports, in seconds: one of its usual groups, where 20
+    /// processes send to 20 others, each to all of them, so that every receiver's lock is wanted by many.
     ///
     /// # Errors
     /// When it does not end within 10 minutes or prints no time, and as [`Guest::run`].
     pub fn hackbench(&self, loops: u32) -> Result<f64, GuestError> {
-        let id = self.spawn_work(&format!("hackbench -P -g 1 -f 40 -l {loops}"))?;
+        let id = self.spawn_work(&format!("hackbench -P -g 1 -f 20 -l {loops}"))?;
         let output = self.wait_work(id, Duration::from_secs(600))?;
         parse_hackbench(&output.text()).ok_or_else(|| GuestError::Unexpected {
             guest: self.name.clone(),
