@@ -158,7 +158,11 @@ fn build_systemd(
     contents: &Contents<'_>,
     image: &Path,
 ) -> Result<(), InitramfsError> {
-    for dir in ["etc/systemd/system", "lab/modules", "usr/sbin"] {
+    for dir in [
+        "etc/systemd/system/multi-user.target.wants",
+        "lab/modules",
+        "usr/sbin",
+    ] {
         root.make_dir(Path::new(dir))?;
     }
     root.write("init", include_str!("../rootfs/systemd-init"), 0o755)?;
@@ -166,6 +170,14 @@ fn build_systemd(
     root.write("lab/hostname", contents.hostname, 0o644)?;
     let service = include_str!("../rootfs/lab.service");
     root.write("etc/systemd/system/lab.service", service, 0o644)?;
+    // Without udev the console's login would wait for its device, and every boot with it.
+    for (target, link) in [
+        ("../lab.service", "multi-user.target.wants/lab.service"),
+        ("/dev/null", "serial-getty@ttyS0.service"),
+    ] {
+        let link = root.folder.join("etc/systemd/system").join(link);
+        symlink(target, &link).map_err(|source| io_error(&link, source))?;
+    }
     let unit = include_str!("../../deploy/systemd/hint-agent.service");
     root.write("etc/systemd/system/hint-agent.service", unit, 0o644)?;
     root.add_modules(assets.modules.as_deref(), contents.modules)?;
