@@ -1,8 +1,8 @@
 #!/bin/bash
 # Everything that the lab needs on Debian 12 (amd64): packages, the guests' kernels, the host side of their vsock.
 #
-# Called by `make setup`; with the argument `demo` it leaves out the kernel with a mask of CPUs to avoid, which only tests need and
-# which takes minutes to build. It says what it installs before it does so, and does nothing when all is there. Only the packages
+# Called by `make setup`; with the argument `demo` it leaves out the kernel with a mask of CPUs to avoid and the Debian root, which
+# only tests need and which take minutes. It says what it installs before it does so, and does nothing when all is there. Only the packages
 # go into the system; the kernels and the tools go into the cache:
 #   ${HINT_LAB_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/hint-broker}
 # It is safe to interrupt it and to start it twice: results appear under their final name only when they are whole, and a
@@ -15,6 +15,7 @@ packages=(
     busybox-static  # their shell
     cpio            # packs their initramfs
     xz-utils        # unpacks their kernel modules
+    mmdebstrap      # makes the root of guests with systemd
     util-linux      # chrt in the guest, setpriv and unshare on the host
     rt-tests        # hackbench
     socat           # talks vsock in the guest
@@ -40,6 +41,7 @@ cache=${HINT_LAB_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/hint-broker}
 kernel=$cache/kernel/current
 build_kernel=$(cd "$(dirname "$0")" && pwd)/guest-kernel/build.sh
 tools=$cache/tools
+debian_root=$cache/debian-root/bookworm.cpio
 
 say() { printf 'setup: %s\n' "$*"; }
 fail() {
@@ -129,6 +131,26 @@ fetch_kernel() {
     kernel_is_there || fail "$package has no boot/vmlinuz-*: look into $dir."
 }
 
+# A small Debian with systemd, for guests that need one.
+debian_root_is_there() { [ "$for_what" = demo ] || [ -f "$debian_root" ]; }
+
+make_debian_root() {
+    local work
+    ! debian_root_is_there || return 0
+    refresh_index
+    say "making a Debian root with systemd in $debian_root (some minutes)"
+    work=${debian_root%/*}/tmp
+    rm -rf "$work"
+    mkdir -p "$work/root"
+    mmdebstrap --quiet --variant=minbase --include=systemd-sysv,dbus,irqbalance,kmod \
+        --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
+        --dpkgopt='path-exclude=/usr/share/locale/*' bookworm "$work/root.tar"
+    tar -C "$work/root" -xf "$work/root.tar" --exclude='./dev/*' --exclude='./var/cache/apt/*' --exclude='./var/lib/apt/lists/*'
+    (cd "$work/root" && find . -mindepth 1 | cpio --quiet -o -H newc -R 0:0) >"$work/root.cpio"
+    mv "$work/root.cpio" "$debian_root"
+    rm -rf "$work"
+}
+
 vsock_is_there() {
     [ -x "$tools/bin/$vsock_crate" ] && grep -qs "^\"$vsock_crate $vsock_version " "$tools/.crates.toml"
 }
@@ -153,7 +175,7 @@ build_mask_kernel() {
 }
 
 all_is_there() {
-    [ -z "$(missing_packages)" ] && kernel_is_there && vsock_is_there && mask_kernel_is_there
+    [ -z "$(missing_packages)" ] && kernel_is_there && vsock_is_there && mask_kernel_is_there && debian_root_is_there
 }
 
 for_what=${1:-all}
@@ -172,6 +194,7 @@ if ! all_is_there; then
     install_packages
     fetch_kernel
     build_vsock
+    make_debian_root
     build_mask_kernel
 fi
 say "all is there (cache: $cache)"

@@ -144,6 +144,22 @@ fn paravirt_kernel() -> Result<PathBuf, AssetError> {
     }
 }
 
+/// The root of guests with systemd, an archive that a kernel unpacks.
+///
+/// # Errors
+/// When it is not in the cache.
+pub fn debian_root() -> Result<PathBuf, AssetError> {
+    let path = cache_dir()?.join("debian-root/bookworm.cpio");
+    if path.is_file() {
+        Ok(path)
+    } else {
+        Err(AssetError::Missing {
+            what: "the root of guests with systemd",
+            path,
+        })
+    }
+}
+
 /// The firmware that a PC guest of QEMU boots with.
 ///
 /// # Errors

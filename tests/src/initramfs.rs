@@ -64,6 +64,8 @@ pub enum Role {
     /// It runs the test's commands.
     #[default]
     Commanded,
+    /// It is a Debian with systemd, one service of which runs the test's commands.
+    Systemd,
     /// It starts its agent, keeps every vCPU busy and prints its work's CPUs on the console, again and again.
     Busy,
 }
@@ -97,6 +99,9 @@ pub fn build(
     image: &Path,
 ) -> Result<(), InitramfsError> {
     let root = Root { folder };
+    if contents.role == Role::Systemd {
+        return build_systemd(&root, assets, contents, image);
+    }
     for dir in [
         "bin",
         "dev",
@@ -116,7 +121,7 @@ pub fn build(
         root.write(name, text, 0o755)?;
     }
     let serve = match contents.role {
-        Role::Commanded => include_str!("../rootfs/serve"),
+        Role::Commanded | Role::Systemd => include_str!("../rootfs/serve"),
         Role::Busy => include_str!("../rootfs/busy"),
     };
     root.write("lab/serve", serve, 0o755)?;
@@ -144,6 +149,53 @@ pub fn build(
         root.copy(agent, Path::new("bin/hint-agent"))?;
     }
     pack(folder, image)
+}
+
+/// Debian's root, and the lab's files in a second archive behind it, which the kernel unpacks over the first.
+fn build_systemd(
+    root: &Root<'_>,
+    assets: &Assets,
+    contents: &Contents<'_>,
+    image: &Path,
+) -> Result<(), InitramfsError> {
+    for dir in [
+        "etc/systemd/system/multi-user.target.wants",
+        "lab/modules",
+        "usr/sbin",
+    ] {
+        root.make_dir(Path::new(dir))?;
+    }
+    root.write("init", include_str!("../rootfs/systemd-init"), 0o755)?;
+    root.write("lab/serve", include_str!("../rootfs/serve"), 0o755)?;
+    root.write("lab/hostname", contents.hostname, 0o644)?;
+    let service = include_str!("../rootfs/lab.service");
+    root.write("etc/systemd/system/lab.service", service, 0o644)?;
+    // Without udev the console's login would wait for its device, and every boot with it.
+    for (target, link) in [
+        ("../lab.service", "multi-user.target.wants/lab.service"),
+        ("/dev/null", "serial-getty@ttyS0.service"),
+    ] {
+        let link = root.folder.join("etc/systemd/system").join(link);
+        symlink(target, &link).map_err(|source| io_error(&link, source))?;
+    }
+    let unit = include_str!("../../deploy/systemd/hint-agent.service");
+    root.write("etc/systemd/system/hint-agent.service", unit, 0o644)?;
+    root.add_modules(assets.modules.as_deref(), contents.modules)?;
+    for (from, inside) in contents.files {
+        root.copy(from, inside.strip_prefix("/").unwrap_or(inside))?;
+    }
+    if let Some(agent) = contents.agent {
+        root.copy(agent, Path::new("usr/sbin/hint-agent"))?;
+    }
+    pack(root.folder, image)?;
+    let lab = fs::read(image).map_err(|source| io_error(image, source))?;
+    let debian = assets::debian_root()?;
+    fs::copy(&debian, image).map_err(|source| io_error(&debian, source))?;
+    fs::OpenOptions::new()
+        .append(true)
+        .open(image)
+        .and_then(|mut file| io::Write::write_all(&mut file, &lab))
+        .map_err(|source| io_error(image, source))
 }
 
 struct Root<'a> {

@@ -22,6 +22,8 @@ pub enum Need {
     Debugfs,
     /// QEMU.
     Qemu,
+    /// Guests with Debian's root and systemd.
+    SystemdGuests,
     /// libvirt's daemon for QEMU, and what it needs.
     Libvirt,
 }
@@ -34,6 +36,8 @@ impl Need {
             Self::Root => (!rustix::process::geteuid().is_root()).then(|| "root".to_owned()),
             Self::Guests => guests(Kernel::Debian),
             Self::ParavirtGuests => guests(Kernel::Paravirt),
+            Self::SystemdGuests => guests(Kernel::Debian)
+                .or_else(|| assets::debian_root().err().map(|error| error.to_string())),
             Self::Kvm => OpenOptions::new()
                 .read(true)
                 .write(true)

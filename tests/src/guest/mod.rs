@@ -9,6 +9,7 @@
 mod commands;
 mod error;
 mod qemu;
+mod qmp;
 mod spec;
 mod work;
 
@@ -104,7 +105,11 @@ impl Guest {
         let programs = spec.programs()?;
         let contents = Contents {
             hostname: &spec.name,
-            role: Role::Commanded,
+            role: if spec.systemd {
+                Role::Systemd
+            } else {
+                Role::Commanded
+            },
             modules: &spec.modules,
             files: &spec.files,
             programs: &programs,
@@ -173,7 +178,9 @@ impl Guest {
             boot_time: start.elapsed(),
             folder,
         };
-        if let Some(agent) = &spec.agent {
+        if let Some(agent) = &spec.agent
+            && !spec.systemd
+        {
             let args: Vec<&str> = agent.args.iter().map(String::as_str).collect();
             guest.start_agent(&args)?;
         }

@@ -78,17 +78,21 @@ pub(super) fn arguments(
 
     // A vhost-user device needs the guest's memory shared, and memory comes by NUMA node.
     let memory = spec.memory_mib / spec.numa_nodes;
-    let vcpus = spec.vcpus / spec.numa_nodes;
+    let mut next = 0;
     for node in 0..spec.numa_nodes {
-        let first = node * vcpus;
-        let last = first + vcpus - 1;
+        let even = spec.vcpus / spec.numa_nodes;
+        let size = spec.node_vcpus.get(node as usize).copied().unwrap_or(even);
+        let cpus: String = (next..next + size)
+            .map(|vcpu| format!("cpus={vcpu},"))
+            .collect();
+        next += size;
         args.add(
             "-object",
             format!("memory-backend-memfd,id=memory{node},size={memory}M,share=on"),
         );
         args.add(
             "-numa",
-            format!("node,nodeid={node},cpus={first}-{last},memdev=memory{node}"),
+            format!("node,nodeid={node},{cpus}memdev=memory{node}"),
         );
     }
     args.add(
@@ -114,13 +118,14 @@ fn smp(spec: &GuestSpec) -> String {
         cores,
         threads,
     } = spec.topology.unwrap_or(Topology {
-        sockets: spec.vcpus,
+        sockets: spec.vcpus + spec.spare_vcpus,
         cores: 1,
         threads: 1,
     });
     format!(
-        "{},sockets={sockets},cores={cores},threads={threads}",
-        spec.vcpus
+        "{},maxcpus={},sockets={sockets},cores={cores},threads={threads}",
+        spec.vcpus,
+        spec.vcpus + spec.spare_vcpus
     )
 }
 

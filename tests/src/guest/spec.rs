@@ -21,8 +21,15 @@ pub struct GuestSpec {
     pub topology: Option<Topology>,
     /// NUMA nodes, among which vCPUs and memory are divided evenly; the default is 1.
     pub numa_nodes: u32,
+    /// vCPUs of each node, which may be 0, where they are not divided evenly. Empty: evenly.
+    pub node_vcpus: Vec<u32>,
+    /// vCPUs that can be plugged in later, beyond `vcpus`, each a socket; the default is 0.
+    pub spare_vcpus: u32,
     /// The agent to put in and to start; by default none.
     pub agent: Option<AgentSpec>,
+    /// Debian with systemd in place of busybox; `agent` is then put at /usr/sbin and its service is there, but not started, and there is
+    /// no work. It takes 1 GiB of memory.
+    pub systemd: bool,
     /// More programs of the host to put into /usr/bin, by name or path, with the shared libraries that they need.
     pub programs: Vec<String>,
     /// More kernel modules, which only [`Kernel::Debian`] has, each after those it needs: paths below `kernel/` of the module folder, without `.ko.xz`.
@@ -66,7 +73,10 @@ impl GuestSpec {
             memory_mib: 512,
             topology: None,
             numa_nodes: 1,
+            node_vcpus: Vec::new(),
+            spare_vcpus: 0,
             agent: None,
+            systemd: false,
             programs: Vec::new(),
             modules: Vec::new(),
             files: Vec::new(),
@@ -126,12 +136,21 @@ impl GuestSpec {
             return wrong("at least 128 MiB of memory", self.memory_mib.to_string());
         }
         let divides = |total: u32| self.numa_nodes > 0 && total.is_multiple_of(self.numa_nodes);
-        if !divides(self.vcpus) || !divides(self.memory_mib) {
+        let nodes_add_up = if self.node_vcpus.is_empty() {
+            divides(self.vcpus)
+        } else {
+            self.node_vcpus.len() == self.numa_nodes as usize
+                && self.node_vcpus.iter().sum::<u32>() == self.vcpus
+        };
+        if !nodes_add_up || !divides(self.memory_mib) {
             let found = format!(
                 "{} nodes for {} vCPUs and {} MiB",
                 self.numa_nodes, self.vcpus, self.memory_mib
             );
-            return wrong("NUMA nodes that divide vCPUs and memory evenly", found);
+            return wrong(
+                "NUMA nodes that divide vCPUs and memory evenly, or as node_vcpus says",
+                found,
+            );
         }
         if let Some(Topology {
             sockets,
@@ -217,6 +236,11 @@ mod tests {
             },
             GuestSpec {
                 numa_nodes: 3,
+                ..good.clone()
+            },
+            GuestSpec {
+                numa_nodes: 2,
+                node_vcpus: vec![1, 2],
                 ..good.clone()
             },
             GuestSpec {
