@@ -118,14 +118,13 @@ fn smp(spec: &GuestSpec) -> String {
         cores,
         threads,
     } = spec.topology.unwrap_or(Topology {
-        sockets: spec.vcpus + spec.spare_vcpus,
+        sockets: spec.vcpus,
         cores: 1,
         threads: 1,
     });
     format!(
-        "{},maxcpus={},sockets={sockets},cores={cores},threads={threads}",
-        spec.vcpus,
-        spec.vcpus + spec.spare_vcpus
+        "{},sockets={sockets},cores={cores},threads={threads}",
+        spec.vcpus
     )
 }
 

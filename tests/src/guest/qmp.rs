@@ -1,4 +1,4 @@
-//! What a test asks QEMU itself: to stop the guest, to plug in CPUs, to take it back to a snapshot.
+//! What a test asks QEMU itself: to stop the guest and to let it go on, say.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;

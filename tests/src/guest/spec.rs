@@ -23,8 +23,6 @@ pub struct GuestSpec {
     pub numa_nodes: u32,
     /// vCPUs of each node, which may be 0, where they are not divided evenly. Empty: evenly.
     pub node_vcpus: Vec<u32>,
-    /// vCPUs that can be plugged in later, beyond `vcpus`, each a socket; the default is 0.
-    pub spare_vcpus: u32,
     /// The agent to put in and to start; by default none.
     pub agent: Option<AgentSpec>,
     /// Debian with systemd in place of busybox; `agent` is then put at /usr/sbin and its service is there, but not started, and there is
@@ -74,7 +72,6 @@ impl GuestSpec {
             topology: None,
             numa_nodes: 1,
             node_vcpus: Vec::new(),
-            spare_vcpus: 0,
             agent: None,
             systemd: false,
             programs: Vec::new(),
