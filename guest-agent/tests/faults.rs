@@ -8,14 +8,16 @@ use std::cell::RefCell;
 use std::io;
 use std::path::Path;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::kernel::{CGROUPS, Kernel};
 use common::{Guest, PROGRAM};
 use hint_agent::apply::{self, Choice};
-use hint_agent::files::Files;
+use hint_agent::clock::Moment;
+use hint_agent::files::{Files, Root};
 use hint_agent::fold::Fold;
 use hint_agent::guardian::{Guardian, Launch};
+use hint_agent::lock;
 use hint_agent::restore::StateDir;
 use rustix::io::Errno;
 
@@ -124,15 +126,17 @@ fn under(faults: &'static [Fault], seed: u64, check: impl Fn(&mut Fold, &Guest))
             program: PROGRAM.into(),
             root: guest.root(),
             state: state.clone(),
-            lock: state.lock().unwrap().expect("nobody else has it"),
+            lock: lock::take(&Root::new(guest.root()))
+                .unwrap()
+                .expect("nobody else has it"),
         };
-        let guardian = Guardian::start(launch, Instant::now()).unwrap();
+        let guardian = Guardian::start(launch, Moment::now()).unwrap();
         let probed = apply::probe(&files, choice, false).unwrap();
         let mut fold =
             Fold::new(Box::new(files.clone()), probed.actuator, state, guardian).unwrap();
         *files.faults.borrow_mut() = Some((fastrand::Rng::with_seed(seed), faults));
         for usable in [3, 1, 6, 2, 8, 3, 5] {
-            let now = Instant::now();
+            let now = Moment::now();
             let _ = fold.follow(usable, now + Duration::from_secs(120), now);
             let _ = (fold.current(), fold.hello(), fold.topology().cloned());
             let _ = apply::probe(&files, Choice::Auto, false);
@@ -150,7 +154,7 @@ fn files_that_are_refused_for_a_while_come_back_as_they_were_found() {
             .map(|(guest, _)| texts(&guest))
             .collect();
         under(REFUSED, seed, |fold, guest| {
-            fold.unfold(Instant::now()).unwrap();
+            fold.unfold(Moment::now()).unwrap();
             assert!(found.contains(&texts(guest)), "{seed}: {:?}", texts(guest));
             assert!(!guest.has_record(), "{seed}");
         });
@@ -161,7 +165,7 @@ fn files_that_are_refused_for_a_while_come_back_as_they_were_found() {
 fn whatever_a_read_gives_nothing_panics_and_a_fold_can_be_ended() {
     for seed in 0..12 {
         under(ALL, seed, |fold, _| {
-            fold.unfold(Instant::now()).unwrap();
+            fold.unfold(Moment::now()).unwrap();
             assert!(!fold.is_folded(), "{seed}");
         });
     }
