@@ -101,6 +101,18 @@ impl Config {
         Self::parse(&text, path, flags)
     }
 
+    /// The state directory that a file names which is not right otherwise; the usual one where it names none. `None` when the file
+    /// can't be read or is no TOML.
+    #[must_use]
+    pub fn state_dir_of_refused(path: Option<&Path>) -> Option<PathBuf> {
+        let text = fs::read_to_string(path.unwrap_or(Path::new(DEFAULT_PATH))).ok()?;
+        let table: toml::Table = text.parse().ok()?;
+        match table.get("state_dir") {
+            None => Some(DEFAULT_STATE_DIR.into()),
+            Some(dir) => dir.as_str().map(PathBuf::from),
+        }
+    }
+
     /// Reads a text and lays `flags` over it; `path` is for the message.
     ///
     /// # Errors

@@ -9,8 +9,8 @@ pub fn chain(error: &dyn Error) -> String {
     let mut source = error.source();
     while let Some(error) = source {
         let next = error.to_string();
-        // Wrappers of other crates repeat what they wrap.
-        if !text.ends_with(&next) {
+        // Wrappers of other crates repeat what they wrap, and some messages tell their cause in the middle of the text.
+        if !text.contains(&next) {
             text.push_str(": ");
             text.push_str(&next);
         }

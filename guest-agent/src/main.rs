@@ -128,7 +128,7 @@ fn main() -> ExitCode {
     match result {
         Ok(code) => code,
         Err(error) => {
-            tracing::error!("{error:#}");
+            tracing::error!("{}", chain(error.as_ref()));
             ExitCode::FAILURE
         }
     }
@@ -191,7 +191,7 @@ fn run(
 fn restore(json: bool, common: Common) -> anyhow::Result<ExitCode> {
     start_log();
     let files = Root::new(&common.root);
-    let state = state_dir(common);
+    let (state, known) = state_dir(&common);
     let restored = if matches!(state.load(), Ok(None)) {
         None
     } else {
@@ -200,9 +200,11 @@ fn restore(json: bool, common: Common) -> anyhow::Result<ExitCode> {
         restore_left_over(&files, &state)?
     };
     if json {
+        known?;
         return print_json(&restored.unwrap_or_default(), 0);
     }
     let Some(restored) = restored else {
+        known?;
         print("nothing to restore\n")?;
         return Ok(ExitCode::SUCCESS);
     };
@@ -218,13 +220,16 @@ fn restore(json: bool, common: Common) -> anyhow::Result<ExitCode> {
     for (path, why) in restored.left {
         print(&format!("left {}: {why}\n", path.display()))?;
     }
+    known?;
     Ok(ExitCode::SUCCESS)
 }
 
 fn status(json: bool, common: Common) -> anyhow::Result<ExitCode> {
     start_log();
     let files = Root::new(&common.root);
-    let status = Status::read(&files, &state_dir(common))?;
+    let (state, known) = state_dir(&common);
+    known?;
+    let status = Status::read(&files, &state)?;
     if json {
         return print_json(&status, status.exit());
     }
@@ -248,19 +253,33 @@ fn probe(actuator: Option<Choice>, json: bool, common: Common) -> anyhow::Result
     Ok(survey.exit().into())
 }
 
-/// A configuration that was broken meanwhile must not keep the guest folded, nor its state unknown.
-fn state_dir(common: Common) -> StateDir {
+/// A configuration that was broken meanwhile must not keep the guest folded: what it says of the state directory holds, whatever else
+/// is wrong in it, and where it says nothing that can be read, the usual directory is worth a look. The error says that the record may
+/// be elsewhere.
+fn state_dir(common: &Common) -> (StateDir, anyhow::Result<()>) {
+    let path = common.config.as_deref();
     let flags = Overrides {
         state_dir: common.state_dir.clone(),
         ..Overrides::default()
     };
-    StateDir::new(match Config::load(common.config.as_deref(), flags) {
-        Ok(config) => config.state_dir,
-        Err(error) => {
-            tracing::warn!("{}", chain(&error));
-            common.state_dir.unwrap_or_else(|| DEFAULT_STATE_DIR.into())
-        }
-    })
+    let error = match Config::load(path, flags) {
+        Ok(config) => return (StateDir::new(config.state_dir), Ok(())),
+        Err(error) => error,
+    };
+    let found = common
+        .state_dir
+        .clone()
+        .or_else(|| Config::state_dir_of_refused(path));
+    let sure = found.is_some();
+    let dir = found.unwrap_or_else(|| DEFAULT_STATE_DIR.into());
+    tracing::warn!("{}; looking into {}", chain(&error), dir.display());
+    let known = match sure {
+        true => Ok(()),
+        false => Err(error).context(
+            "the agent's state may be in another directory than the usual one; name it by --state-dir",
+        ),
+    };
+    (StateDir::new(dir), known)
 }
 
 fn print_json(value: &impl Serialize, exit: u8) -> anyhow::Result<ExitCode> {

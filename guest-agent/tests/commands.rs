@@ -131,3 +131,39 @@ fn what_can_not_be_found_out_is_an_error() {
     assert_eq!(call(&guest, &["probe"]).0, Some(1));
     assert_eq!(call(&guest, &["status", "--nonsense"]).0, Some(2));
 }
+
+#[test]
+fn a_configuration_that_is_refused_hides_no_record() {
+    let guest = Guest::paravirt(4);
+    guest.put(common::PARAVIRT, "2-3\n");
+    fs::create_dir_all(guest.state()).unwrap();
+    fs::write(guest.state().join("restore.json"), "{ damaged").unwrap();
+    let config = guest.root().join("agent.toml");
+    let call = |command: &str| {
+        let Output { status, stderr, .. } = Command::new(PROGRAM)
+            .args([command, "--root"])
+            .arg(guest.root())
+            .arg("--config")
+            .arg(&config)
+            .output()
+            .unwrap();
+        (status.code(), String::from_utf8(stderr).unwrap())
+    };
+    let state_dir = format!("state_dir = {:?}\n", guest.state());
+
+    // No TOML: the record may be anywhere.
+    fs::write(&config, format!("{state_dir}endpoint")).unwrap();
+    for command in ["status", "restore"] {
+        let (code, stderr) = call(command);
+        assert_eq!(code, Some(1), "{stderr}");
+        assert!(stderr.contains("--state-dir"), "{stderr}");
+    }
+    assert!(guest.has_record());
+    // A key misspelt: what it says of the directory holds.
+    fs::write(&config, format!("{state_dir}endpont = \"x\"\n")).unwrap();
+    assert_eq!(call("status").0, Some(4));
+    let (code, stderr) = call("restore");
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(!guest.has_record());
+    assert_eq!(guest.avoided().trim(), "");
+}

@@ -241,15 +241,37 @@ impl Default for VmPolicy {
 }
 
 impl VmPolicy {
-    fn fits(&self, vm: &Vm) -> bool {
+    /// Whether it is for that VM.
+    #[must_use]
+    pub fn fits(&self, vm: &Vm) -> bool {
         let uuid = |wanted: &String| {
             vm.uuid
                 .as_ref()
-                .is_some_and(|uuid| uuid.eq_ignore_ascii_case(wanted))
+                .is_some_and(|uuid| digits(uuid) == digits(wanted))
         };
         self.uuid.as_ref().is_none_or(uuid)
             && self.name.as_ref().is_none_or(|name| *name == vm.name)
     }
+
+    /// Whether every VM that the other one fits is one of this one's.
+    fn covers(&self, other: &Self) -> bool {
+        let name = |name| other.name.as_ref() == Some(name);
+        let uuid = |uuid: &String| {
+            let other = other.uuid.as_deref();
+            other.is_some_and(|other| digits(other) == digits(uuid))
+        };
+        self.name.as_ref().is_none_or(name) && self.uuid.as_ref().is_none_or(uuid)
+    }
+}
+
+/// A UUID's digits, in which all its ways of writing agree.
+fn digits(uuid: &str) -> String {
+    uuid.replace('-', "").to_ascii_lowercase()
+}
+
+fn is_uuid(text: &str) -> bool {
+    let digits = digits(text);
+    digits.len() == 32 && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 fn furthest() -> Mode {
@@ -331,6 +353,22 @@ impl Config {
                 return Err(refused(format!(
                     "[[vm]] number {} needs a name or a uuid to say which VM it is for",
                     index + 1
+                )));
+            }
+            if let Some(uuid) = vm.uuid.as_deref().filter(|uuid| !is_uuid(uuid)) {
+                return Err(refused(format!(
+                    "[[vm]] number {}: uuid must have 32 hexadecimal digits, with or without '-', found {uuid:?}",
+                    index + 1
+                )));
+            }
+            if let Some(first) = config.vms[..index]
+                .iter()
+                .position(|first| first.covers(vm))
+            {
+                return Err(refused(format!(
+                    "[[vm]] number {} would never hold, since number {} comes first and is for all of its VMs; leave one out, or put the one with a uuid first",
+                    index + 1,
+                    first + 1
                 )));
             }
         }
@@ -518,6 +556,55 @@ mod tests {
     fn a_vm_section_must_say_which_vm() {
         let error = parse("[[vm]]\nweight = 3\n").unwrap_err();
         assert!(error.contains("needs a name or a uuid"), "{error}");
+    }
+
+    #[test]
+    fn a_section_that_could_never_hold_is_refused() {
+        let uuid = "11111111-2222-3333-4444-55555555555A";
+        for (text, wanted) in [
+            (
+                "[[vm]]\nuuid = \"xyz\"\n".to_owned(),
+                "32 hexadecimal digits",
+            ),
+            (
+                "[[vm]]\nname = \"a\"\n[[vm]]\nname = \"a\"\n".to_owned(),
+                "number 1 comes first",
+            ),
+            (
+                format!("[[vm]]\nname = \"a\"\n[[vm]]\nname = \"a\"\nuuid = \"{uuid}\"\n"),
+                "put the one with a uuid first",
+            ),
+            (
+                format!(
+                    "[[vm]]\nuuid = \"{uuid}\"\n[[vm]]\nuuid = \"{}\"\n",
+                    uuid.replace('-', "").to_lowercase()
+                ),
+                "number 2 would never hold",
+            ),
+        ] {
+            let error = parse(&text).unwrap_err();
+            assert!(error.contains(wanted), "{error}");
+        }
+        let narrow_first = format!(
+            "[[vm]]\nname = \"a\"\nuuid = \"{uuid}\"\nmode = \"observe\"\n[[vm]]\nname = \"a\"\n"
+        );
+        parse(&narrow_first).unwrap();
+    }
+
+    #[test]
+    fn a_uuid_fits_however_it_is_written() {
+        let uuid = "11111111-2222-3333-4444-55555555555a";
+        let vm = Vm {
+            uuid: Some(uuid.to_owned()),
+            ..vm("db")
+        };
+        for written in [uuid.to_uppercase(), uuid.replace('-', "")] {
+            let config = parse(&format!(
+                "[[vm]]\nuuid = \"{written}\"\nmode = \"observe\"\n"
+            ))
+            .unwrap();
+            assert_eq!(config.policy(&vm).mode, Mode::Observe, "{written}");
+        }
     }
 
     #[test]

@@ -22,8 +22,12 @@ pub fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
+        let next = error.to_string();
+        // Some messages tell their cause in the middle of the text.
+        if !text.contains(&next) {
+            text.push_str(": ");
+            text.push_str(&next);
+        }
         cause = error.source();
     }
     text
@@ -38,6 +42,21 @@ fn steers(c: char) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cause_is_told_once() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("can't read x: {source}; name another")]
+        struct Inside {
+            source: std::io::Error,
+        }
+        #[derive(Debug, thiserror::Error)]
+        #[error("can't start")]
+        struct Outside(#[source] Inside);
+        let source = std::io::Error::other("no disk");
+        let text = with_causes(&Outside(Inside { source }));
+        assert_eq!(text, "can't start: can't read x: no disk; name another");
+    }
 
     #[test]
     fn escapes_and_reordering_marks_are_replaced() {

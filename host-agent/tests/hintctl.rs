@@ -162,7 +162,7 @@ async fn off_shows_vm_by_vm_that_it_is_off() {
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     assert_eq!(
         text(&output.stdout),
-        "mode observe\n10-7: off, its mask is back\noff: no hint is in force\n"
+        "mode observe\ndb (10-7): off, as its agent confirms\noff: no hint is in force\n"
     );
     let output = run(&socket, &["mode", "advise"]).await;
     assert_eq!(text(&output.stdout), "mode advise\n");

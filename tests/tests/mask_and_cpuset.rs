@@ -1,7 +1,7 @@
 //! What folding by the kernel's mask is worth beside folding by cpusets: the same guests, the same load, in one run.
 //!
-//! Boots of the same guests differ in speed, so each round has guests of its own. What a broker has seen makes it slower to fold, so
-//! each arm of a round has a broker of its own.
+//! Each round has guests of its own, so that no single boot decides. What a broker has seen makes it slower to fold, so each arm of a
+//! round has a broker of its own.
 
 #![allow(
     clippy::unwrap_used,
@@ -115,23 +115,25 @@ fn run(guests: &[Guest], arm: Arm) -> f64 {
     seconds.iter().sum::<f64>() / 2.0
 }
 
-/// Waits for both guests to be folded to one vCPU where the arm folds; the guests are asked once, so that the load is not disturbed.
+/// Waits until both guests use one vCPU at the same time where the arm folds. The guests are asked only when their agents say so, so
+/// that the load is not disturbed; a load that still begins may be given one more for a moment.
 fn both_fold(broker: &Broker, guests: &[Guest], arm: Arm) -> bool {
     if arm == Arm::WithoutHints {
         return true;
     }
     let folded = |agent: &v1::Agent| agent.applied == Some(1);
+    let really = |guest: &Guest| match arm {
+        Arm::Cpuset => guest.work_cpus().unwrap().len() == 1,
+        _ => guest.avoided_cpus().unwrap().len() == 3 && guest.work_cpus().unwrap().len() == 4,
+    };
     let end = Instant::now() + Duration::from_secs(10);
-    while !agents(broker).iter().all(folded) {
-        if Instant::now() > end {
-            return false;
+    while Instant::now() < end {
+        if agents(broker).iter().all(folded) && guests.iter().all(really) {
+            return true;
         }
         thread::sleep(Duration::from_millis(200));
     }
-    guests.iter().all(|guest| match arm {
-        Arm::Cpuset => guest.work_cpus().unwrap().len() == 1,
-        _ => guest.avoided_cpus().unwrap().len() == 3 && guest.work_cpus().unwrap().len() == 4,
-    })
+    false
 }
 
 fn median(times: &[f64]) -> f64 {

@@ -11,6 +11,7 @@ use hint_broker::daemon;
 use hint_broker::doctor;
 use hint_broker::replay::{ChangeJson, replay, table_head};
 use hint_broker::root::Root;
+use hint_broker::text::with_causes;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
@@ -72,7 +73,7 @@ fn main() -> ExitCode {
     match start() {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("hint-broker: {error:#}");
+            eprintln!("hint-broker: {}", with_causes(error.as_ref()));
             ExitCode::FAILURE
         }
     }

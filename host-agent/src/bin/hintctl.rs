@@ -9,7 +9,7 @@ use hint_broker::control::DEFAULT_SOCKET;
 use hint_broker::ctl::{
     Client, CtlError, ListJson, VmDocument, follow, render_explanation, render_table,
 };
-use hint_broker::text::with_causes;
+use hint_broker::text::{printable, with_causes};
 use hint_broker::wire;
 use hint_proto::v1;
 
@@ -18,7 +18,7 @@ use hint_proto::v1;
 /// Exit codes: 0 done; 1 `off` or `mode observe`: some agents have not confirmed; 2 wrong arguments; 3 the broker can't be reached; 4 the VM is
 /// unknown, or several match; 5 anything else failed.
 #[derive(Debug, Parser)]
-#[command(version)]
+#[command(name = "hintctl", version)]
 struct Args {
     /// The broker's control socket.
     #[arg(long, global = true, env = "HINT_BROKER_SOCKET", default_value = DEFAULT_SOCKET)]
@@ -136,11 +136,18 @@ async fn set_mode(client: &mut Client, mode: Mode, out: &mut impl Write) -> Resu
     let set = client.set_mode(mode).await?;
     let word = wire::mode_word(set.mode).unwrap_or_else(|| "unknown".to_owned());
     writeln!(out, "mode {word}")?;
-    for vm in &set.restored {
-        writeln!(out, "{vm}: off, its mask is back")?;
-    }
-    for vm in &set.unconfirmed {
-        writeln!(out, "{vm}: not confirmed")?;
+    if !set.restored.is_empty() || !set.unconfirmed.is_empty() {
+        let state = client.list().await?;
+        let named = |id: &String| match state.vms.iter().find(|vm| vm.id == *id) {
+            Some(vm) if !vm.name.is_empty() => format!("{} ({id})", printable(&vm.name)),
+            _ => id.clone(),
+        };
+        for id in &set.restored {
+            writeln!(out, "{}: off, as its agent confirms", named(id))?;
+        }
+        for id in &set.unconfirmed {
+            writeln!(out, "{}: not confirmed", named(id))?;
+        }
     }
     if set.unconfirmed.is_empty() {
         if mode == v1::Mode::Observe {

@@ -6,10 +6,26 @@ use crate::model::Vcpus;
 pub(super) fn look(patient: &Patient<'_>, notes: &mut Notes) {
     let known = |vm: &&crate::model::Vm| matches!(vm.vcpus, Vcpus::Known(_));
     let count = patient.vms.iter().filter(known).count();
-    notes.good(format!(
-        "{} VMs, {count} with known vCPUs",
-        patient.vms.len()
-    ));
+    let found = format!("{} VMs, {count} with known vCPUs", patient.vms.len());
+    if patient.vms.is_empty() {
+        notes.warn(
+            format!("{found}: neither their vCPUs nor their groups could be looked at"),
+            "run this again beside VMs; those without KVM are looked for with [discover] tcg = true only",
+        );
+    } else {
+        notes.good(found);
+    }
+    for (index, policy) in patient.config.vms.iter().enumerate() {
+        if !patient.vms.iter().any(|vm| policy.fits(vm)) {
+            notes.warn(
+                format!(
+                    "[[vm]] number {} of the configuration fits no VM that runs now",
+                    index + 1
+                ),
+                "where it should fit one, compare its name and uuid with `hintctl list`",
+            );
+        }
+    }
     for vm in &patient.vms {
         if let Vcpus::Unclassified(why) = &vm.vcpus {
             notes.warn(
