@@ -129,6 +129,25 @@ fetch_kernel() {
     kernel_is_there || fail "$package has no boot/vmlinuz-*: look into $dir."
 }
 
+# The headers of that kernel, to build modules for it; they go into the system.
+headers() { basename "$(readlink "$kernel")" | sed 's/^linux-image-/linux-headers-/'; }
+
+headers_are_there() {
+    [ "$for_what" = demo ] || [ "$(dpkg-query -W -f='${db:Status-Status}' "$(headers)" 2>/dev/null)" = installed ]
+}
+
+install_headers() {
+    ! headers_are_there || return 0
+    refresh_index
+    if ! apt-cache show "$(headers)" >/dev/null 2>&1; then
+        say "Debian's package index has no $(headers) any more: taking today's kernel"
+        rm "$kernel"
+        fetch_kernel
+    fi
+    say "installing the Debian package $(headers)"
+    DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "$(headers)" </dev/null
+}
+
 vsock_is_there() {
     [ -x "$tools/bin/$vsock_crate" ] && grep -qs "^\"$vsock_crate $vsock_version " "$tools/.crates.toml"
 }
@@ -153,7 +172,7 @@ build_mask_kernel() {
 }
 
 all_is_there() {
-    [ -z "$(missing_packages)" ] && kernel_is_there && vsock_is_there && mask_kernel_is_there
+    [ -z "$(missing_packages)" ] && kernel_is_there && headers_are_there && vsock_is_there && mask_kernel_is_there
 }
 
 for_what=${1:-all}
@@ -171,6 +190,7 @@ if ! all_is_there; then
     }
     install_packages
     fetch_kernel
+    install_headers
     build_vsock
     build_mask_kernel
 fi
