@@ -151,6 +151,29 @@ make_debian_root() {
     rm -rf "$work"
 }
 
+# The headers of that kernel, to build modules for it; they go into the system.
+headers() { basename "$(readlink "$kernel")" | sed 's/^linux-image-/linux-headers-/'; }
+
+headers_are_there() {
+    [ "$for_what" = demo ] || [ "$(dpkg-query -W -f='${db:Status-Status}' "$(headers)" 2>/dev/null)" = installed ]
+}
+
+install_headers() {
+    ! headers_are_there || return 0
+    refresh_index
+    if ! apt-cache show "$(headers)" >/dev/null 2>&1; then
+        say "Debian's package index has no $(headers) any more: taking today's kernel"
+        rm "$kernel"
+        fetch_kernel
+    fi
+    [ "$(id -u)" = 0 ] ||
+        fail "the Debian package $(headers) is missing, and only root can install it." \
+            "Run as root:  apt-get install --no-install-recommends $(headers)" \
+            "Then run 'make setup' again."
+    say "installing the Debian package $(headers)"
+    DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "$(headers)" </dev/null
+}
+
 vsock_is_there() {
     [ -x "$tools/bin/$vsock_crate" ] && grep -qs "^\"$vsock_crate $vsock_version " "$tools/.crates.toml"
 }
@@ -175,7 +198,8 @@ build_mask_kernel() {
 }
 
 all_is_there() {
-    [ -z "$(missing_packages)" ] && kernel_is_there && vsock_is_there && mask_kernel_is_there && debian_root_is_there
+    [ -z "$(missing_packages)" ] && kernel_is_there && headers_are_there && vsock_is_there && mask_kernel_is_there &&
+        debian_root_is_there
 }
 
 for_what=${1:-all}
@@ -193,6 +217,7 @@ if ! all_is_there; then
     }
     install_packages
     fetch_kernel
+    install_headers
     build_vsock
     make_debian_root
     build_mask_kernel

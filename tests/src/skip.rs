@@ -16,6 +16,8 @@ pub enum Need {
     Guests,
     /// The same, and the guest kernel with the mask of CPUs to avoid.
     ParavirtGuests,
+    /// The headers of the guests' kernel, to build modules for it.
+    KernelHeaders,
     /// `/dev/kvm`, readable and writable.
     Kvm,
     /// A kernel with debugfs; it need not be mounted.
@@ -38,6 +40,9 @@ impl Need {
             Self::ParavirtGuests => guests(Kernel::Paravirt),
             Self::SystemdGuests => guests(Kernel::Debian)
                 .or_else(|| assets::debian_root().err().map(|error| error.to_string())),
+            Self::KernelHeaders => assets::kernel_headers()
+                .err()
+                .map(|error| error.to_string()),
             Self::Kvm => OpenOptions::new()
                 .read(true)
                 .write(true)
