@@ -15,7 +15,7 @@ use common::{Guest, PROGRAM};
 use hint_agent::apply::{self, Choice};
 use hint_agent::clock::Moment;
 use hint_agent::files::{Files, Root};
-use hint_agent::fold::Fold;
+use hint_agent::fold::{Ask, Fold};
 use hint_agent::guardian::{Guardian, Launch};
 use hint_agent::lock;
 use hint_agent::restore::StateDir;
@@ -47,11 +47,14 @@ const ALL: &[Fault] = &[
     Fault::Half,
 ];
 
+/// What is drawn, and from what.
+type Drawn = (fastrand::Rng, &'static [Fault]);
+
 /// The kernel's files, of which one read in four meets one of the faults.
 #[derive(Debug, Clone)]
 struct Faulty {
     kernel: Kernel,
-    faults: Rc<RefCell<Option<(fastrand::Rng, &'static [Fault])>>>,
+    faults: Rc<RefCell<Option<Drawn>>>,
 }
 
 impl Faulty {
@@ -137,7 +140,12 @@ fn under(faults: &'static [Fault], seed: u64, check: impl Fn(&mut Fold, &Guest))
         *files.faults.borrow_mut() = Some((fastrand::Rng::with_seed(seed), faults));
         for usable in [3, 1, 6, 2, 8, 3, 5] {
             let now = Moment::now();
-            let _ = fold.follow(usable, now + Duration::from_secs(120), now);
+            let ask = Ask {
+                usable,
+                vcpus: 8,
+                ..Ask::default()
+            };
+            let _ = fold.follow(&ask, now + Duration::from_secs(120), now);
             let _ = (fold.current(), fold.hello(), fold.topology().cloned());
             let _ = apply::probe(&files, Choice::Auto, false);
         }

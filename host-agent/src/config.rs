@@ -349,6 +349,15 @@ impl Config {
                     index + 1
                 )));
             }
+            let within = |usable: u32| {
+                usable >= vm.min_usable && vm.max_usable.is_none_or(|most| usable <= most)
+            };
+            if vm.usable.is_some_and(|usable| !within(usable)) {
+                return Err(refused(format!(
+                    "[[vm]] number {}: usable must be min_usable or more, and max_usable or less; leave those out, since usable fixes it",
+                    index + 1
+                )));
+            }
             if vm.name.is_none() && vm.uuid.is_none() {
                 return Err(refused(format!(
                     "[[vm]] number {} needs a name or a uuid to say which VM it is for",
@@ -565,6 +574,14 @@ mod tests {
             (
                 "[[vm]]\nuuid = \"xyz\"\n".to_owned(),
                 "32 hexadecimal digits",
+            ),
+            (
+                "[[vm]]\nname = \"a\"\nusable = 2\nmin_usable = 3\n".to_owned(),
+                "usable must be",
+            ),
+            (
+                "[[vm]]\nname = \"a\"\nusable = 2\nmax_usable = 1\n".to_owned(),
+                "usable must be",
             ),
             (
                 "[[vm]]\nname = \"a\"\n[[vm]]\nname = \"a\"\n".to_owned(),

@@ -8,6 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use common::{PATIENCE, agent, host_view, id, vm, vm_view};
 use hint_broker::control::{Command, ControlError, ControlSocket};
@@ -317,4 +318,31 @@ async fn the_end_takes_the_socket_away_though_clients_watch() {
         .unwrap()
         .unwrap();
     assert!(!served.path.exists());
+}
+
+#[tokio::test]
+async fn silent_connections_keep_nobody_out_for_long() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = serve(
+        dir.path(),
+        host_view(vec![vm_view(vm(id(1).pid, "v"), None)]),
+    );
+    // More than there is room for.
+    let mut silent = Vec::new();
+    for _ in 0..200 {
+        silent.push(tokio::net::UnixStream::connect(&served.path).await.unwrap());
+    }
+    let listed = async {
+        loop {
+            if let Ok(mut client) = Client::connect(&served.path).await
+                && let Ok(state) = client.list().await
+            {
+                return state;
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    };
+    let state = timeout(PATIENCE, listed).await.unwrap();
+    assert_eq!(state.vms.len(), 1);
+    drop(silent);
 }

@@ -125,13 +125,12 @@ fn debian_kernel(cache: &Path) -> Result<(PathBuf, Option<PathBuf>), AssetError>
     Ok((image, Some(modules)))
 }
 
-/// Only the script that builds it knows which image belongs to its sources.
 /// The folder where modules for the guests' Debian kernel are built.
 ///
 /// # Errors
 /// When kernel or headers are missing.
 pub fn kernel_headers() -> Result<PathBuf, AssetError> {
-    let (_, modules) = debian_kernel(&cache()?)?;
+    let (_, modules) = debian_kernel(&cache_dir()?)?;
     let release = modules.as_deref().and_then(Path::file_name);
     let path = Path::new("/usr/lib/modules")
         .join(release.unwrap_or_default())
@@ -146,6 +145,7 @@ pub fn kernel_headers() -> Result<PathBuf, AssetError> {
     }
 }
 
+/// Only the script that builds it knows which image belongs to its sources.
 fn paravirt_kernel() -> Result<PathBuf, AssetError> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest-kernel/build.sh");
     let output = Command::new(&path)

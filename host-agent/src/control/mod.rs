@@ -3,6 +3,7 @@
 //! It shows the latest view and passes commands to the daemon; it changes nothing itself. Who may use it is decided by the
 //! socket's permissions; who used it is logged by the kernel's word.
 
+mod accept;
 pub mod convert;
 mod service;
 
@@ -14,7 +15,7 @@ use hint_proto::v1::control_service_server::ControlServiceServer;
 use tokio::net::UnixListener;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
-use tokio_stream::wrappers::UnixListenerStream;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
 
 use crate::model::{HostView, Mode};
@@ -113,6 +114,8 @@ impl ControlSocket {
         let (copy, shown) = watch::channel(Arc::clone(&view.borrow()));
         let (drain, drained) = oneshot::channel::<()>();
         let path = self.file.path().to_owned();
+        let (accepted, clients) = mpsc::channel(1);
+        let accepting = accept::accept(self.listener, accepted);
         let server = Server::builder()
             .http2_keepalive_interval(Some(KEEPALIVE))
             .http2_keepalive_timeout(Some(KEEPALIVE))
@@ -121,7 +124,7 @@ impl ControlSocket {
                 ControlServiceServer::new(Control::new(shown, commands))
                     .max_decoding_message_size(MAX_MESSAGE),
             )
-            .serve_with_incoming_shutdown(UnixListenerStream::new(self.listener), async {
+            .serve_with_incoming_shutdown(ReceiverStream::new(clients), async {
                 // A dropped sender means the same as a message: stop.
                 let _ = drained.await;
             });
@@ -130,6 +133,7 @@ impl ControlSocket {
             result = &mut server => {
                 return result.map_err(|source| ControlError::Serve { path, source });
             }
+            () = accepting => {}
             () = copy_views(view, &copy) => {}
             () = stop => {}
         }

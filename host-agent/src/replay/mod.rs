@@ -70,14 +70,18 @@ pub fn replay(
     'all: while let Some((epoch, moment)) = reader.next_moment()? {
         let run = match &mut run {
             Some(run) if run.follows(epoch, &moment) => {
-                summary.ticks_missing += moment.number - run.last.0 - 1;
+                summary.ticks_missing = summary
+                    .ticks_missing
+                    .saturating_add(moment.number - run.last.0 - 1);
                 run
             }
             other => {
                 if summary.runs == 0 {
                     summary.ticks_missing_before = moment.number.saturating_sub(1);
                 } else {
-                    summary.ticks_missing += moment.number.saturating_sub(1);
+                    summary.ticks_missing = summary
+                        .ticks_missing
+                        .saturating_add(moment.number.saturating_sub(1));
                 }
                 summary.runs += 1;
                 other.insert(Run::new(epoch))
