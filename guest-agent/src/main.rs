@@ -117,8 +117,8 @@ fn main() -> ExitCode {
             actuator,
             common,
         } => run(endpoint, actuator, common),
-        Command::Restore { json, common } => restore(json, common),
-        Command::Status { json, common } => status(json, common),
+        Command::Restore { json, common } => restore(json, &common),
+        Command::Status { json, common } => status(json, &common),
         Command::Probe {
             actuator,
             json,
@@ -188,10 +188,10 @@ fn run(
     Ok(ExitCode::SUCCESS)
 }
 
-fn restore(json: bool, common: Common) -> anyhow::Result<ExitCode> {
+fn restore(json: bool, common: &Common) -> anyhow::Result<ExitCode> {
     start_log();
     let files = Root::new(&common.root);
-    let (state, known) = state_dir(&common);
+    let (state, known) = state_dir(common);
     let restored = if matches!(state.load(), Ok(None)) {
         None
     } else {
@@ -224,10 +224,10 @@ fn restore(json: bool, common: Common) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn status(json: bool, common: Common) -> anyhow::Result<ExitCode> {
+fn status(json: bool, common: &Common) -> anyhow::Result<ExitCode> {
     start_log();
     let files = Root::new(&common.root);
-    let (state, known) = state_dir(&common);
+    let (state, known) = state_dir(common);
     known?;
     let status = Status::read(&files, &state)?;
     if json {

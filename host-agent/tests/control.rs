@@ -321,17 +321,25 @@ async fn the_end_takes_the_socket_away_though_clients_watch() {
 }
 
 #[tokio::test]
-async fn silent_connections_keep_nobody_out_for_long() {
+async fn clients_beyond_the_bound_are_hung_up_on() {
+    use tokio::io::AsyncReadExt;
+
     let dir = tempfile::tempdir().unwrap();
     let served = serve(
         dir.path(),
         host_view(vec![vm_view(vm(id(1).pid, "v"), None)]),
     );
-    // More than there is room for.
+    let connect = || tokio::net::UnixStream::connect(&served.path);
     let mut silent = Vec::new();
-    for _ in 0..200 {
-        silent.push(tokio::net::UnixStream::connect(&served.path).await.unwrap());
+    for _ in 0..128 {
+        silent.push(connect().await.unwrap());
+        tokio::task::yield_now().await;
     }
+    let mut beyond = connect().await.unwrap();
+    let read = timeout(PATIENCE, beyond.read(&mut [0])).await.unwrap();
+    assert_eq!(read.unwrap(), 0, "hung up on");
+    // Places are free again when the others go.
+    drop(silent);
     let listed = async {
         loop {
             if let Ok(mut client) = Client::connect(&served.path).await
@@ -344,5 +352,4 @@ async fn silent_connections_keep_nobody_out_for_long() {
     };
     let state = timeout(PATIENCE, listed).await.unwrap();
     assert_eq!(state.vms.len(), 1);
-    drop(silent);
 }

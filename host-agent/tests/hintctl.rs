@@ -174,7 +174,7 @@ async fn off_fails_when_a_guest_does_not_confirm() {
     let (socket, _view) = serve(dir.path(), view(), |mode| HostView { mode, ..view() });
     let output = run(&socket, &["off"]).await;
     assert_eq!(output.status.code(), Some(1), "{output:?}");
-    assert!(text(&output.stdout).contains("10-7: not confirmed"));
+    assert!(text(&output.stdout).contains("(10-7): not confirmed"));
     assert!(text(&output.stderr).contains("not confirmed by: 10-7"));
 }
 

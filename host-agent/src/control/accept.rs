@@ -1,4 +1,4 @@
-//! Clients of the control socket: a bounded number, none that is silent, and no haste where the system has no more file descriptors.
+//! Clients of the control socket: a bounded number, and no haste where the system has no more file descriptors.
 
 use std::io;
 use std::pin::Pin;
@@ -9,16 +9,13 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use tonic::transport::server::{Connected, UdsConnectInfo};
 
 /// So many clients at once; another one is hung up on.
 pub(super) const MAX_CONNECTIONS: usize = 128;
 /// An error that stays, as of too many open files, must not keep a core busy.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
-/// A client speaks first; one that says nothing for so long takes a place from others.
-const FIRST_WORD: Duration = Duration::from_secs(5);
 
 /// A client's connection, which counts while it is open.
 #[derive(Debug)]
@@ -52,16 +49,9 @@ pub(super) async fn accept(listener: UnixListener, accepted: mpsc::Sender<io::Re
             stream,
             _permit: permit,
         };
-        tokio::spawn(hand_over(client, accepted.clone()));
-    }
-}
-
-async fn hand_over(client: Client, accepted: mpsc::Sender<io::Result<Client>>) {
-    match timeout(FIRST_WORD, client.stream.readable()).await {
-        // Nobody takes it any more: the service ends.
-        Ok(Ok(())) => drop(accepted.send(Ok(client)).await),
-        Ok(Err(error)) => tracing::debug!(%error, "a client of the control socket is gone"),
-        Err(_) => tracing::debug!("hung up on a client of the control socket that says nothing"),
+        if accepted.send(Ok(client)).await.is_err() {
+            return;
+        }
     }
 }
 
