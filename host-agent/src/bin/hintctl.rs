@@ -137,8 +137,13 @@ async fn set_mode(client: &mut Client, mode: Mode, out: &mut impl Write) -> Resu
     let word = wire::mode_word(set.mode).unwrap_or_else(|| "unknown".to_owned());
     writeln!(out, "mode {word}")?;
     if !set.restored.is_empty() || !set.unconfirmed.is_empty() {
-        let state = client.list().await?;
-        let named = |id: &String| match state.vms.iter().find(|vm| vm.id == *id) {
+        // Names are a comfort only: without them it is done all the same.
+        let vms = client
+            .list()
+            .await
+            .map(|state| state.vms)
+            .unwrap_or_default();
+        let named = |id: &String| match vms.iter().find(|vm| vm.id == *id) {
             Some(vm) if !vm.name.is_empty() => format!("{} ({id})", printable(&vm.name)),
             _ => id.clone(),
         };
