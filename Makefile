@@ -16,7 +16,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## install what the lab needs (Debian 12; packages need root)
-	@tests/setup.sh
+	@tests/setup.sh $(SETUP)
 
 build: ## build everything, the static agent for guests too
 	$(CARGO) build --workspace --all-targets
@@ -49,6 +49,7 @@ test: setup build ## set up, build, run the tests, list what was skipped
 	exit $$failed
 
 test-full: TEST_ARGS := --include-ignored
+test-full: SETUP := full
 test-full: test ## every test, the slow ones too
 
 bench: ## how long decisions take, in CPU time

@@ -1,8 +1,9 @@
 #!/bin/bash
 # Everything that the lab needs on Debian 12 (amd64): packages, the guests' kernels, the host side of their vsock.
 #
-# Called by `make setup`; with the argument `demo` it leaves out the kernel with a mask of CPUs to avoid and the Debian root, which
-# only tests need and which take minutes. It says what it installs before it does so, and does nothing when all is there. Only the packages
+# Called by `make setup`; with the argument `demo` it leaves out the kernel with a mask of CPUs to avoid, which only tests need and
+# which takes minutes to build; with `full` it makes a Debian root besides, for the slow tests. It says what it installs before it does
+# so, and does nothing when all is there. Only the packages
 # go into the system; the kernels and the tools go into the cache:
 #   ${HINT_LAB_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/hint-broker}
 # It is safe to interrupt it and to start it twice: results appear under their final name only when they are whole, and a
@@ -131,8 +132,8 @@ fetch_kernel() {
     kernel_is_there || fail "$package has no boot/vmlinuz-*: look into $dir."
 }
 
-# A small Debian with systemd, for guests that need one.
-debian_root_is_there() { [ "$for_what" = demo ] || [ -f "$debian_root" ]; }
+# A small Debian with systemd, for guests that need one: only slow tests do.
+debian_root_is_there() { [ "$for_what" != full ] || [ -f "$debian_root" ]; }
 
 make_debian_root() {
     local work
@@ -204,8 +205,8 @@ all_is_there() {
 
 for_what=${1:-all}
 case $for_what in
-all | demo) ;;
-*) fail "usage: setup.sh [demo]" ;;
+all | demo | full) ;;
+*) fail "usage: setup.sh [demo | full]" ;;
 esac
 check_machine
 if ! all_is_there; then
