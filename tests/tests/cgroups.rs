@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use hint_broker::discover::Discovery;
-use hint_broker::model::{CpuGroup, Cpus, GroupTree, Limit, Vm, VmGroup};
+use hint_broker::model::{CpuGroup, Cpus, GroupTree, Limit, Vcpus, Vm, VmGroup};
 use hint_broker::observe::cgroups::Cgroups;
 use hint_broker::root::Root;
 use lab::cgroup;
@@ -72,7 +72,7 @@ impl Drop for Accounts {
     }
 }
 
-/// The VMs of these processes, once all of them are known.
+/// The VMs of these processes, once all of them are known with their vCPUs: a VMM names its threads a moment after it has its VM.
 fn find(processes: &[&VmProcess]) -> Vec<Vm> {
     let mut discovery = Discovery::new(Root::new("/"), false);
     let end = Instant::now() + SOON;
@@ -83,7 +83,8 @@ fn find(processes: &[&VmProcess]) -> Vec<Vm> {
             .filter_map(|process| found.iter().find(|found| found.vm.id.pid == process.pid()))
             .map(|found| found.vm.clone())
             .collect();
-        if vms.len() == processes.len() {
+        let known = |vm: &Vm| matches!(&vm.vcpus, Vcpus::Known(vcpus) if !vcpus.is_empty());
+        if vms.len() == processes.len() && vms.iter().all(known) {
             return vms;
         }
         assert!(Instant::now() < end, "{found:?}");
