@@ -7,14 +7,12 @@ mod common;
 use std::fs;
 use std::time::Duration;
 
+use common::Guest;
+use common::fold::{fold, follow};
 use common::kernel::{CGROUPS, Kernel};
-use common::{Guest, PROGRAM};
 use hint_agent::apply::{self, ApplyError, Choice};
 use hint_agent::clock::Moment;
-use hint_agent::files::Root;
-use hint_agent::fold::{Ask, Change, Fold, FoldError};
-use hint_agent::guardian::{Guardian, Launch};
-use hint_agent::lock;
+use hint_agent::fold::{Ask, Change, FoldError};
 use hint_agent::restore::{RestoreError, StateDir, restore, restore_left_over};
 use hint_proto::{CpuSet, v1};
 use rustix::io::Errno;
@@ -69,30 +67,6 @@ fn own_masks(guest: &Guest) {
 
 fn cpus_of(group: &str) -> String {
     format!("{CGROUPS}/{group}/cpuset.cpus")
-}
-
-fn fold(guest: &Guest, kernel: &Kernel, choice: Choice) -> Fold {
-    let state = StateDir::new(guest.state());
-    let launch = Launch {
-        program: PROGRAM.into(),
-        root: guest.root(),
-        state: state.clone(),
-        lock: lock::take(&Root::new(guest.root()))
-            .unwrap()
-            .expect("nobody else has it"),
-    };
-    let guardian = Guardian::start(launch, Moment::now()).unwrap();
-    let probed = apply::probe(kernel, choice, false).unwrap();
-    Fold::new(Box::new(kernel.clone()), probed.actuator, state, guardian).unwrap()
-}
-
-fn follow(fold: &mut Fold, usable: u32) -> Result<Change, FoldError> {
-    let now = Moment::now();
-    let ask = Ask {
-        usable,
-        ..Ask::default()
-    };
-    fold.follow(&ask, now + Duration::from_secs(120), now)
 }
 
 /// Each kind of guest that the contract is kept on, with its actuator.

@@ -8,17 +8,14 @@ use std::cell::RefCell;
 use std::io;
 use std::path::Path;
 use std::rc::Rc;
-use std::time::Duration;
 
+use common::Guest;
+use common::fold::{fold, follow};
 use common::kernel::{CGROUPS, Kernel};
-use common::{Guest, PROGRAM};
 use hint_agent::apply::{self, Choice};
 use hint_agent::clock::Moment;
-use hint_agent::files::{Files, Root};
-use hint_agent::fold::{Ask, Fold};
-use hint_agent::guardian::{Guardian, Launch};
-use hint_agent::lock;
-use hint_agent::restore::StateDir;
+use hint_agent::files::Files;
+use hint_agent::fold::Fold;
 use rustix::io::Errno;
 
 /// What a read can meet.
@@ -124,28 +121,10 @@ fn under(faults: &'static [Fault], seed: u64, check: impl Fn(&mut Fold, &Guest))
             kernel: Kernel::new(guest.root()),
             faults: Rc::default(),
         };
-        let state = StateDir::new(guest.state());
-        let launch = Launch {
-            program: PROGRAM.into(),
-            root: guest.root(),
-            state: state.clone(),
-            lock: lock::take(&Root::new(guest.root()))
-                .unwrap()
-                .expect("nobody else has it"),
-        };
-        let guardian = Guardian::start(launch, Moment::now()).unwrap();
-        let probed = apply::probe(&files, choice, false).unwrap();
-        let mut fold =
-            Fold::new(Box::new(files.clone()), probed.actuator, state, guardian).unwrap();
+        let mut fold = fold(&guest, &files, choice);
         *files.faults.borrow_mut() = Some((fastrand::Rng::with_seed(seed), faults));
         for usable in [3, 1, 6, 2, 8, 3, 5] {
-            let now = Moment::now();
-            let ask = Ask {
-                usable,
-                vcpus: 8,
-                ..Ask::default()
-            };
-            let _ = fold.follow(&ask, now + Duration::from_secs(120), now);
+            let _ = follow(&mut fold, usable);
             let _ = (fold.current(), fold.hello(), fold.topology().cloned());
             let _ = apply::probe(&files, Choice::Auto, false);
         }

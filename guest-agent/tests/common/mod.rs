@@ -2,6 +2,7 @@
 
 #![allow(dead_code)] // each test file uses its own part
 
+pub(crate) mod fold;
 pub(crate) mod kernel;
 
 use std::fs;

@@ -122,7 +122,7 @@ impl Moment<'_> {
             } else {
                 match (contention, &share) {
                     (Contention::Contended, Some(share)) if known => {
-                        self.by_share(vm, state, vcpus, share, quota)
+                        self.by_share(vm, state, vcpus, share, quota, decision.why.pool)
                     }
                     (Contention::None, Some(_)) if known => all(vcpus, Rule::Uncontended),
                     _ => all(vcpus, Rule::Unmeasured),
@@ -193,12 +193,15 @@ impl Moment<'_> {
         vcpus: u32,
         share: &Share,
         quota: Option<Cpus>,
+        pool: Option<Pool>,
     ) -> Wanted {
         let now = self.now;
         let target = share.target;
         let in_use = state.in_use(vm, vcpus);
         let mut more = state.more.vcpus(now);
-        if more == 0 && state.is_short(now, in_use, vcpus, target) {
+        // With a vCPU for each pCPU of its competing set, another one could only wait.
+        let has_all = pool.is_some_and(|pool| f64::from(in_use) >= pool.supply.0 - LEFT_OFF_LEAST);
+        if more == 0 && state.is_short(now, in_use, vcpus, target) && !has_all {
             state.more.raise(now, 1);
             more = state.more.vcpus(now);
         }

@@ -118,6 +118,25 @@ fn one_guest_with_more_vcpus_than_its_pcpus_is_folded_to_them() {
 }
 
 #[test]
+fn a_guest_with_as_many_vcpus_as_pcpus_gets_none_for_running_short() {
+    let beside = Guest {
+        agent: false,
+        weight: 1,
+        ..busy(1)
+    };
+    let mut rig = Rig::new(2, &[beside, busy(4)]);
+    rig.skew = 0.1;
+    for _ in 0..20 {
+        rig.run(1.0);
+        assert!(
+            rig.usable()[1] == 2 || rig.now < Duration::from_secs(102),
+            "{:?}",
+            rig.last
+        );
+    }
+}
+
+#[test]
 fn a_fold_after_other_loads_have_ended_comes_as_fast_as_the_first() {
     let mut rig = Rig::new(4, &[busy(4); 4]);
     for round in 0..4 {
